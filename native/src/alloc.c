@@ -1,0 +1,48 @@
+/* alloc.c: counted allocations. One relaxed increment an allocation; the countdown is touched
+ * only while a test has armed it. */
+#include "alloc.h"
+
+#include "rdx.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static _Atomic uint64_t allocations;
+static _Atomic uint64_t countdown; /* 0: off; k: the k-th allocation from now fails */
+
+static int allocation_fails(void) {
+    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
+    uint64_t left = atomic_load_explicit(&countdown, memory_order_relaxed);
+    while (left != 0) {
+        if (atomic_compare_exchange_weak_explicit(&countdown, &left, left - 1, memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return left == 1;
+    }
+    return 0;
+}
+
+void *rdx_malloc(size_t size) { return allocation_fails() ? NULL : malloc(size ? size : 1); }
+
+void *rdx_calloc(size_t n, size_t size) {
+    if (allocation_fails())
+        return NULL;
+    return n == 0 || size == 0 ? calloc(1, 1) : calloc(n, size);
+}
+
+void *rdx_realloc(void *memory, size_t size) {
+    return allocation_fails() ? NULL : realloc(memory, size ? size : 1);
+}
+
+void *rdx_malloc_aligned(size_t alignment, size_t size) {
+    if (allocation_fails() || size > SIZE_MAX - alignment)
+        return NULL;
+    size_t rounded = (size + alignment - 1) / alignment * alignment; /* as C11 asks */
+    return aligned_alloc(alignment, rounded ? rounded : alignment);
+}
+
+void rdx_free_mem(void *memory) { free(memory); }
+
+uint64_t rdx_alloc_fail_at(uint64_t k) {
+    atomic_store_explicit(&countdown, k, memory_order_relaxed);
+    return atomic_load_explicit(&allocations, memory_order_relaxed);
+}

@@ -1,0 +1,16 @@
+/* alloc.h: the one door to the heap for all native code, so that a test can make any single
+ * allocation fail. Thread-safe. Memory from here is given back with rdx_free_mem only. */
+#ifndef RDX_ALLOC_H
+#define RDX_ALLOC_H
+#include <stddef.h>
+
+/* NULL on failure, like the functions of the C library. A size of 0 allocates one byte, so that
+ * NULL always means failure. rdx_calloc refuses an overflowing product. A failed rdx_realloc
+ * leaves `memory` as it was. */
+void *rdx_malloc(size_t size);
+void *rdx_calloc(size_t n, size_t size);
+void *rdx_realloc(void *memory, size_t size);
+/* Alignment: a power of two and a multiple of sizeof(void *). */
+void *rdx_malloc_aligned(size_t alignment, size_t size);
+void rdx_free_mem(void *memory);
+#endif
