@@ -1,0 +1,86 @@
+# setup, demo and test are the three commands of this project; `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+ifndef RADIX_TRACES
+ifneq ($(wildcard ../shared/traces),)
+export RADIX_TRACES := $(abspath ../shared/traces)
+endif
+endif
+
+NATIVE := $(wildcard native/src/*.c native/src/*.h native/include/*.h native/*.c native/tests/*.c native/tests/*.h)
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-long check format deps bench clean wheel
+
+help:
+	@echo "make setup      build .venv and the extension (what follows does it by itself)"
+	@echo "make demo       replay a workload through device, host and disk; writes demo-report/"
+	@echo "make test       checks and tests, at most six minutes"
+	@echo "make test-long  the tests that take minutes each"
+	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
+	@echo "make format     rewrite what the formatters can"
+	@echo "make bench      benchmarks; ARGS=--smoke for a quick run"
+	@echo "make wheel      dist/*.whl"
+	@echo "make deps       Debian packages of .ci/apt.txt (as root)"
+	@echo "make clean      remove everything built, .venv included"
+
+# build_ffi.py compiles what changed since the last time, so asking it costs a tenth of a second.
+setup: $(INSTALLED)
+	@$(BIN)/python native/build_ffi.py
+
+# The build environment is .venv itself: what wraps and compiles is pinned like all else. The
+# extension is left to build_ffi.py, which keeps its object files.
+$(INSTALLED): pyproject.toml setup.py constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools cffi
+	RADIX_NATIVE_SKIP=1 $(PIP) --no-build-isolation -e '.[torch,plot,cli,test]'
+	@touch $@
+
+demo: setup
+	$(BIN)/radix demo
+
+test: setup check
+	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy tests
+
+test-long: setup
+	$(PYTEST) -m long --timeout=3600 tests
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict radix tiers
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(filter %.c %.h,$(NATIVE))
+	$(PYTEST) -q tests/tidy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.c %.h,$(NATIVE))
+
+# Asks apt only for what is missing: a machine that has it all needs neither network nor root.
+deps:
+	@missing=$$(for name in $$(cat .ci/apt.txt); do \
+		dpkg-query -W -f='$${Status}\n' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; \
+	done); \
+	if [ -z "$$missing" ]; then echo "deps: all installed"; else \
+		apt-get update && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; \
+	fi
+
+bench: setup
+	$(BIN)/python -m bench.run $(ARGS)
+
+wheel: setup
+	rm -rf build/lib* build/bdist*
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist demo-report *.egg-info radix/*.so
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find radix tiers tests bench native -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,1 @@
+"""Replay of recorded traffic: trace readers, index-only and byte replay, the optimum, plots."""
