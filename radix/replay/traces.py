@@ -1,0 +1,319 @@
+"""Read traces of real traffic: block traces and delta-coded token traces, plain, gz or xz.
+
+A reader turns a file (or standard input, named `-`) into one `Trace`: every prompt as a slice of
+one flat int32 array, ready for `PrefixCache` without a further copy. Format and compression are
+detected from the content, never from the name, so that a pipe and a file behave alike.
+
+Kept here: a trace is accepted whole or not at all. Whatever is wrong with it is a `TraceError` that
+names file, line and field; no request of a faulty trace is ever handed out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import IO, Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import CacheError
+
+Int32Array: TypeAlias = npt.NDArray[np.int32]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Record: TypeAlias = dict[str, Any]
+Unit: TypeAlias = Literal["block", "token"]
+
+ID_LIMIT = 1 << 31
+DEFAULT_PAGE_TOKENS = 16
+_READ_BYTES = 1 << 18
+_GZIP_MAGIC = b"\x1f\x8b"
+_XZ_MAGIC = b"\xfd7zXZ\x00"
+_UNREADABLE = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+
+
+class TraceError(CacheError, ValueError):
+    """A trace that cannot be replayed, with the place of the fault.
+
+    `line` counts from 1 and is 0 where the fault is the whole file's; `field` is empty where no
+    single field is at fault. `str()` is one line that names all that is known.
+    """
+
+    def __init__(self, file: str, line: int, field: str, what: str) -> None:
+        place = f"{file}:{line}" if line else file
+        super().__init__(f"{place}: {field}: {what}" if field else f"{place}: {what}")
+        self.file = file
+        self.line = line
+        self.field = field
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    `tokens` is the whole prompt, int32 and C-contiguous: token ids, or block ids where `unit` is
+    "block". It is a view of the trace's own memory and must not be written to. `timestamp` is in
+    the unit of the trace (milliseconds in most, seconds in some).
+    """
+
+    timestamp: float
+    unit: Unit
+    tokens: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A whole trace in memory.
+
+    Prompt i is `tokens[offsets[i]:offsets[i + 1]]`. A page is `page_tokens` entries of it: one
+    block id in a block trace (a last, partial block counts as a block), `page_tokens` token ids in
+    a token trace, where only full pages count.
+    """
+
+    name: str
+    unit: Unit
+    page_tokens: int
+    timestamps: npt.NDArray[np.float64]
+    tokens: Int32Array
+    offsets: Int64Array
+
+    def __len__(self) -> int:
+        """Return the number of requests. Cost: O(1)."""
+        return len(self.timestamps)
+
+    def prompts(self) -> Iterator[Int32Array]:
+        """Yield each prompt in file order, as a view. Cost: O(1) a prompt, nothing is copied."""
+        bounds = self.offsets.tolist()
+        tokens = self.tokens
+        for start, end in pairwise(bounds):
+            yield tokens[start:end]
+
+    def requests(self) -> Iterator[TraceRequest]:
+        """Yield each request in file order. Cost: O(1) a request, nothing is copied."""
+        for timestamp, tokens in zip(self.timestamps.tolist(), self.prompts(), strict=True):
+            yield TraceRequest(timestamp=timestamp, unit=self.unit, tokens=tokens)
+
+
+def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
+    """Read a whole trace; nothing on disk is changed.
+
+    Guarantees that every prompt is C-contiguous int32 with ids in [0, 2^31).
+    Cost: one pass over the file; about 5 us a line of 24 block ids.
+
+    Args:
+        source: path of the trace, or "-" for standard input (compressed or not).
+        page_tokens: tokens a page, for token traces; a block trace has one block id a page.
+
+    Raises:
+        TraceError: missing, damaged or unknown file; a line that is not JSON or lacks a field; an
+            id that is not an integer of [0, 2^31); a reference to a record that has not come yet.
+        ValueError: `page_tokens` is not positive.
+    """
+    if page_tokens < 1:
+        raise ValueError(f"page_tokens must be at least 1, got {page_tokens}")
+    name = "<stdin>" if source == "-" else source
+    try:
+        with _open(source, name) as stream:
+            return _Reader(name, page_tokens).read(stream)
+    except FileNotFoundError:
+        raise TraceError(name, 0, "", "no such file") from None
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise TraceError(name, 0, "", f"damaged compressed data ({error})") from None
+    except OSError as error:
+        raise TraceError(name, 0, "", error.strerror or str(error)) from None
+
+
+@contextmanager
+def _open(source: str, name: str) -> Iterator[io.BufferedReader]:
+    """Open `source` for reading lines, through the decompressor that its first bytes ask for."""
+    with ExitStack() as stack:
+        raw: IO[bytes] = sys.stdin.buffer
+        if source != "-":
+            raw = stack.enter_context(Path(source).open("rb"))
+        head = raw.read(6)
+        if source != "-" and raw.seekable():
+            raw.seek(0)
+        else:
+            # A pipe cannot be rewound: its first bytes are put back by reading it whole.
+            raw = io.BytesIO(head + raw.read())
+        for magic, kind in _UNREADABLE.items():
+            if head.startswith(magic):
+                raise TraceError(name, 0, "", f"{kind} data; traces are read plain, gz or xz")
+        # The decompressors have every method that BufferedReader calls, though the type stubs do
+        # not derive them from RawIOBase.
+        opened: Any = raw
+        if head.startswith(_GZIP_MAGIC):
+            opened = gzip.GzipFile(fileobj=raw)
+        elif head.startswith(_XZ_MAGIC):
+            opened = stack.enter_context(lzma.LZMAFile(raw))
+        yield stack.enter_context(io.BufferedReader(opened, _READ_BYTES))
+
+
+class _Reader:
+    """The state of one reading: where it stands, for the errors, and what it has gathered."""
+
+    def __init__(self, name: str, page_tokens: int) -> None:
+        self.name = name
+        self.page_tokens = page_tokens
+        self.line = 0
+        self.timestamps = array("d")
+        self.offsets = array("q", [0])
+
+    def read(self, stream: Iterable[bytes]) -> Trace:
+        records = self._records(stream)
+        first = next(records, None)
+        if first is None:
+            self.line = 0
+            self.fail("", "the trace is empty")
+        if "hash_ids" in first or {"timestamp", "input_length"} <= first.keys():
+            return self._read_blocks(first, records)
+        if first.keys() & {"ref", "keep", "add"}:
+            return self._read_tokens(first, records)
+        if {"block_size", "requests"} <= first.keys():
+            self.fail("requests", "a file of whole sessions; these cannot be replayed yet")
+        fields = ", ".join(sorted(map(str, first))[:8])
+        self.fail("", f"unknown trace format (fields: {fields or 'none'})")
+
+    def fail(self, field: str, what: str) -> NoReturn:
+        raise TraceError(self.name, self.line, field, what)
+
+    def _records(self, stream: Iterable[bytes]) -> Iterator[Record]:
+        loads = json.loads
+        for self.line, line in enumerate(stream, 1):
+            try:
+                record = loads(line)
+            except RecursionError:
+                self.fail("", "not a JSON record (nested too deep)")
+            except ValueError as error:
+                if line.isspace():
+                    continue
+                self.fail("", f"not JSON ({error})")
+            if type(record) is not dict:
+                self.fail("", f"not a JSON object but {_kind(record)}")
+            yield record
+
+    def _read_blocks(self, first: Record, rest: Iterator[Record]) -> Trace:
+        ids = array("i")
+        ends = self.offsets
+        for record in chain((first,), rest):
+            try:
+                self._take_time(record["timestamp"], "timestamp")
+                self._extend(ids, record["hash_ids"], "hash_ids")
+            except KeyError as error:
+                self.fail(str(error.args[0]), "field is missing")
+            ends.append(len(ids))
+        tokens = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, dtype=np.int32)
+        return self._finish("block", 1, tokens)
+
+    def _read_tokens(self, first: Record, rest: Iterator[Record]) -> Trace:
+        prompts: list[Int32Array] = []
+        outputs: list[Int32Array] = []
+        for record in chain((first,), rest):
+            try:
+                self._take_time(record["t"], "t")
+                kept = self._kept(record["ref"], record["keep"], prompts, outputs)
+                added = self._ids(record["add"], "add")
+                outputs.append(self._ids(record["out"], "out"))
+            except KeyError as error:
+                self.fail(str(error.args[0]), "field is missing")
+            prompts.append(np.concatenate((*kept, added)))
+            if not len(prompts[-1]):
+                self.fail("add", "the prompt is empty")
+            self.offsets.append(self.offsets[-1] + len(prompts[-1]))
+        return self._finish("token", self.page_tokens, np.concatenate(prompts))
+
+    def _kept(
+        self, ref: Any, keep: Any, prompts: list[Int32Array], outputs: list[Int32Array]
+    ) -> tuple[Int32Array, ...]:
+        """Return the first `keep` tokens of prompt and output of record `ref`, as views."""
+        if type(ref) is not int:
+            self.fail("ref", f"expected an integer, got {_kind(ref)}")
+        if type(keep) is not int:
+            self.fail("keep", f"expected an integer, got {_kind(keep)}")
+        if not -1 <= ref < len(prompts):
+            self.fail("ref", f"unknown record {ref}; {len(prompts)} came before this one")
+        if keep < 0:
+            self.fail("keep", f"must not be negative, got {keep}")
+        length = len(prompts[ref]) + len(outputs[ref]) if ref >= 0 else 0
+        if keep > length:
+            self.fail("keep", f"{keep} tokens of record {ref}, which has {length}")
+        if ref < 0:
+            return ()
+        prompt = prompts[ref]
+        return prompt[:keep], outputs[ref][: max(0, keep - len(prompt))]
+
+    def _take_time(self, value: Any, field: str) -> None:
+        if type(value) not in (int, float):
+            self.fail(field, f"expected a number, got {_kind(value)}")
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            self.fail(field, "expected a finite number")
+        self.timestamps.append(value)
+
+    def _ids(self, values: Any, field: str) -> Int32Array:
+        ids = array("i")
+        self._extend(ids, values, field)
+        return np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, dtype=np.int32)
+
+    def _extend(self, ids: array[int], values: Any, field: str) -> None:
+        """Append a list of ids; the array type checks the upper bound, all in C."""
+        try:
+            ids.fromlist(values)
+        except (TypeError, OverflowError):
+            self._blame(values, field)
+        if values and (min(values) < 0 or _TRUTHS.intersection(map(type, values))):
+            self._blame(values, field)
+
+    def _blame(self, values: Any, field: str) -> NoReturn:
+        """Name the first value of a list that is no id; it is known that there is one."""
+        if type(values) is not list:
+            self.fail(field, f"expected a list of integers, got {_kind(values)}")
+        for index, value in enumerate(values):
+            if type(value) is not int:
+                self.fail(f"{field}[{index}]", f"expected an integer, got {_kind(value)}")
+            if not 0 <= value < ID_LIMIT:
+                self.fail(f"{field}[{index}]", f"{_short(value)} is outside [0, 2^31)")
+        raise AssertionError("a list of valid ids was refused")
+
+    def _finish(self, unit: Unit, page_tokens: int, tokens: Int32Array) -> Trace:
+        tokens.flags.writeable = False
+        return Trace(
+            name=self.name,
+            unit=unit,
+            page_tokens=page_tokens,
+            timestamps=np.frombuffer(self.timestamps, dtype=np.float64),
+            tokens=tokens,
+            offsets=np.frombuffer(self.offsets, dtype=np.int64),
+        )
+
+
+# JSON's true and false are integers to Python and to array, but not ids.
+_TRUTHS = frozenset({bool})
+
+
+def _kind(value: object) -> str:
+    """Name a JSON value in JSON's own words."""
+    if value is None:
+        return "null"
+    names = {bool: "a truth value", int: "an integer", float: "a fraction", str: "a string"}
+    return names.get(type(value), "a list" if type(value) is list else "an object")
+
+
+def _short(value: int) -> str:
+    """Print an id, however many digits it has."""
+    return str(value) if abs(value) < 1 << 128 else f"about 2^{value.bit_length()}"
