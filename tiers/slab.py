@@ -1,0 +1,308 @@
+"""Slab bookkeeping: a byte budget in segments of one size, lent to size classes and given back.
+Pure: no I/O, no threads, the same calls give the same slots. The host tier lays the segments in
+one slab in memory, the disk tier in slab files. Keeps I7 (a slot has one owner), I11 (double and
+foreign frees raise and change nothing) and the segment part of I25 (lent bytes <= limit).
+
+    segment   0             1             2             3 (tail, may be short)
+            +-------------+-------------+-------------+------+
+            | class 0     | class 1     | class 0     | free |
+            | s0 s1 .. s3 | s2   s3     | s8 s9 .. s11|      |
+            +-------------+-------------+-------------+------+
+
+A slot's number names its place: slot = segment * slots_per_segment + index within the segment, so
+that an address needs no table and a stored slot number stays true over a restart. Slot numbers of
+a class have gaps where a segment is lent to another class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import InvariantError
+from radix.pool import FREE, QUARANTINE, RESERVED, USED, SlotError, SlotPool
+from radix.tier import Slots
+
+ALIGNMENT_BYTES = 4096
+SEGMENT_BYTES = 64 << 20
+UNLENT = -1
+
+
+def stride_bytes(block_bytes: int) -> int:
+    """Bytes from a slot to the next: the block rounded up to 4 KiB.
+
+    >>> stride_bytes(5000)
+    8192
+    """
+    return -(-block_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClass:
+    """Blocks of one size: ``block_bytes`` long, ``stride_bytes`` apart, ``per_segment`` a segment."""
+
+    block_bytes: int
+    stride_bytes: int
+    per_segment: int
+
+
+class SlabAllocator:
+    """Slots of several size classes within one byte limit.
+
+    Take: ``reserve``, ``adopt``, ``claim``. Move on: ``commit``, ``abort``, ``free``, ``fence``,
+    ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``, ``lent_bytes``.
+    Segments: ``trim``, ``release``, ``changes``. Prove: ``check``.
+    """
+
+    def __init__(
+        self,
+        block_bytes: Sequence[int],
+        *,
+        limit_bytes: int,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """One class for each entry of ``block_bytes``. A limit that is no multiple of the segment
+        gives a short last segment. Raises ``ValueError`` for a block larger than a segment, a
+        segment that is no multiple of 4 KiB, or a limit below one slot of some class.
+        """
+        if segment_bytes <= 0 or segment_bytes % ALIGNMENT_BYTES:
+            raise ValueError(
+                f"segment_bytes must be a positive multiple of {ALIGNMENT_BYTES}, "
+                f"not {segment_bytes}"
+            )
+        self.segment_bytes = segment_bytes
+        self.segments = -(-limit_bytes // segment_bytes)
+        self.tail_bytes = limit_bytes - (self.segments - 1) * segment_bytes
+        self.classes: list[SizeClass] = []
+        for size in block_bytes:
+            if size <= 0:
+                raise ValueError(f"block_bytes must be at least 1, not {size}")
+            stride = stride_bytes(size)
+            if stride > segment_bytes:
+                raise ValueError(
+                    f"a block of {size} bytes does not fit a segment of {segment_bytes} bytes"
+                )
+            if stride > limit_bytes:
+                raise ValueError(
+                    f"limit_bytes {limit_bytes} is below one block of {size} bytes (slot {stride})"
+                )
+            self.classes.append(SizeClass(size, stride, segment_bytes // stride))
+        self._pools = [SlotPool(0) for _ in self.classes]
+        self._covered = [0] * len(self.classes)  # segments that the pool of a class has grown over
+        # What a segment serves, and how many of its slots are not free. Longer than `segments`
+        # only where a restart adopted segments that an earlier, larger limit had made.
+        self._owner = np.full(self.segments, UNLENT, np.int32)
+        self._busy = np.zeros(self.segments, np.int64)
+        self._lent: list[int] = []
+        self._returned: list[int] = []
+
+    # ------------------------------------------------------------------ questions
+
+    def slots_in(self, cls: int, segment: int) -> int:
+        """Slots that ``segment`` holds when lent to class ``cls``; fewer in a short tail."""
+        kind = self.classes[cls]
+        if segment == self.segments - 1 and self.tail_bytes < self.segment_bytes:
+            return self.tail_bytes // kind.stride_bytes
+        return kind.per_segment
+
+    def capacity(self, cls: int) -> int:
+        """The most slots that the class can ever have: every segment lent to it."""
+        if not self.segments:
+            return 0
+        full = self.classes[cls].per_segment * (self.segments - 1)
+        return full + self.slots_in(cls, self.segments - 1)
+
+    def available(self, cls: int) -> int:
+        """Slots that ``reserve`` could give now: free ones, those of segments not lent, and those
+        of wholly free segments of other classes. Cost: the segments.
+        """
+        return self._pools[cls].count(FREE) + sum(
+            self.slots_in(cls, int(segment)) for segment in self._obtainable(cls)
+        )
+
+    def count(self, cls: int, state: int) -> int:
+        """Slots of the class in a state of ``radix.pool`` (FREE counts lent segments only)."""
+        return self._pools[cls].count(state)
+
+    def occupied(self, cls: int) -> int:
+        """Slots of the class that are not free."""
+        pool = self._pools[cls]
+        return pool.count(RESERVED) + pool.count(USED) + pool.count(QUARANTINE)
+
+    def state(self, cls: int, slot: int) -> int:
+        """The state of one slot of the class."""
+        return self._pools[cls].state(slot)
+
+    def place(
+        self, cls: int, slots: Slots
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Segment numbers and byte offsets within the segment. Cost: the slots."""
+        kind = self.classes[cls]
+        wide = np.asarray(slots, np.int64)
+        segments, index = np.divmod(wide, kind.per_segment)
+        return segments, index * kind.stride_bytes
+
+    def owner(self, segment: int) -> int:
+        """The class that a segment is lent to, or ``UNLENT``."""
+        return int(self._owner[segment]) if segment < len(self._owner) else UNLENT
+
+    @property
+    def lent(self) -> int:
+        """Segments lent now."""
+        return int(np.count_nonzero(self._owner != UNLENT))
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the lent segments; never more than the limit."""
+        short = self.segment_bytes - self.tail_bytes
+        tail = self.segments > 0 and self._owner[self.segments - 1] != UNLENT
+        return self.lent * self.segment_bytes - (short if tail else 0)
+
+    # ------------------------------------------------------------------ slots
+
+    def reserve(self, cls: int, count: int) -> Slots | None:
+        """``count`` reserved slots, lending segments as needed, or None (nothing changed).
+
+        Segments with the lowest numbers are lent first; wholly free segments of other classes go
+        last. Cost: count, and the segments where one must be lent.
+        """
+        pool = self._pools[cls]
+        missing = count - pool.count(FREE)
+        if missing > 0:
+            chosen = []
+            for segment in self._obtainable(cls):
+                chosen.append(int(segment))
+                missing -= self.slots_in(cls, int(segment))
+                if missing <= 0:
+                    break
+            if missing > 0:
+                return None
+            for segment in chosen:
+                if self._owner[segment] != UNLENT:
+                    self.release(segment)
+                self._lend(cls, segment)
+        slots = pool.reserve(count)
+        if slots is not None:
+            self._count(cls, slots, 1)
+        return slots
+
+    def commit(self, cls: int, slots: Slots) -> None:
+        """Reserved slots become used. Raises ``SlotError`` (I11)."""
+        self._pools[cls].move(slots, RESERVED, USED)
+
+    def abort(self, cls: int, slots: Slots) -> None:
+        """Reserved slots become free. Raises ``SlotError`` (I11)."""
+        self._pools[cls].move(slots, RESERVED, FREE)
+        self._count(cls, slots, -1)
+
+    def free(self, cls: int, slots: Slots) -> None:
+        """Used slots become free. Raises ``SlotError`` (I11)."""
+        self._pools[cls].move(slots, USED, FREE)
+        self._count(cls, slots, -1)
+
+    def fence(self, cls: int, slots: Slots) -> None:
+        """Used or reserved slots, all in one of the two states, go into quarantine."""
+        slots = np.ascontiguousarray(slots, np.int32)
+        if len(slots):
+            source = RESERVED if self.state(cls, int(slots[0])) == RESERVED else USED
+            self._pools[cls].move(slots, source, QUARANTINE)
+
+    def lift(self, cls: int, slots: Slots) -> None:
+        """Slots in quarantine become free. Raises ``SlotError`` (I11)."""
+        self._pools[cls].move(slots, QUARANTINE, FREE)
+        self._count(cls, slots, -1)
+
+    def claim(self, cls: int, slots: Slots) -> None:
+        """Named free slots of adopted segments become used (restart). Raises ``SlotError``."""
+        self._pools[cls].claim(slots)
+        self._count(cls, slots, 1)
+
+    # ------------------------------------------------------------------ segments
+
+    def adopt(self, cls: int, segment: int) -> None:
+        """Lends a named segment (restart). Its number may lie beyond the limit's own; how many are
+        lent may not. Raises ``SlotError`` if it is lent or the limit is reached.
+        """
+        if self.owner(segment) != UNLENT:
+            raise SlotError(f"segment {segment} is lent to class {self.owner(segment)}")
+        if self.lent >= self.segments:
+            raise SlotError(f"segment {segment}: all {self.segments} segments are lent")
+        if segment >= len(self._owner):
+            more = segment + 1 - len(self._owner)
+            self._owner = np.append(self._owner, np.full(more, UNLENT, np.int32))
+            self._busy = np.append(self._busy, np.zeros(more, np.int64))
+        self._lend(cls, segment)
+
+    def release(self, segment: int) -> None:
+        """Takes back a lent segment whose slots are all free. Raises ``SlotError`` otherwise."""
+        cls = self.owner(segment)
+        if cls == UNLENT or self._busy[segment]:
+            raise SlotError(f"segment {segment} has slots in use or is not lent")
+        first = segment * self.classes[cls].per_segment
+        if not self._pools[cls].retire(first, self.slots_in(cls, segment)):
+            raise InvariantError("I7", f"segment {segment} counts as free, its slots do not")
+        self._owner[segment] = UNLENT
+        self._returned.append(segment)
+
+    def trim(self) -> int:
+        """Takes back every wholly free segment; returns how many. Cost: the segments."""
+        idle = np.flatnonzero((self._owner != UNLENT) & (self._busy == 0))
+        for segment in idle:
+            self.release(int(segment))
+        return len(idle)
+
+    def changes(self) -> tuple[list[int], list[int]]:
+        """Segments lent, and segments taken back, since the last call, in order. One that was
+        taken back and lent again stands in both.
+        """
+        result = (self._lent, self._returned)
+        self._lent, self._returned = [], []
+        return result
+
+    def check(self) -> None:
+        """Raises ``InvariantError`` if pools, owners and counts disagree. Cost: every slot."""
+        if self.lent > self.segments:
+            raise InvariantError("I25", f"{self.lent} segments lent, {self.segments} allowed")
+        for cls, pool in enumerate(self._pools):
+            if not pool.check():
+                raise InvariantError("I7", f"pool of class {cls}: counts and states disagree")
+            mine = [int(s) for s in np.flatnonzero(self._owner == cls)]
+            slots = sum(self.slots_in(cls, segment) for segment in mine)
+            if slots != self.occupied(cls) + pool.count(FREE) or slots != pool.capacity:
+                raise InvariantError("I8", f"class {cls}: {slots} slots lent, the pool disagrees")
+            if int(self._busy[mine].sum()) != self.occupied(cls):
+                raise InvariantError("I8", f"class {cls}: busy counts and pool disagree")
+        if np.any(self._busy < 0) or np.any(self._busy[self._owner == UNLENT]):
+            raise InvariantError("I7", "a segment that is not lent has slots in use")
+
+    # ------------------------------------------------------------------ inside
+
+    def _obtainable(self, cls: int) -> npt.NDArray[np.int64]:
+        """Segments that ``cls`` could be lent now, in the order in which it would get them."""
+        unlent = np.flatnonzero(self._owner == UNLENT)
+        room = max(0, self.segments - self.lent)
+        idle = np.flatnonzero(
+            (self._owner != UNLENT) & (self._owner != cls) & (self._busy == 0)
+        )
+        return np.concatenate((unlent[:room], idle))
+
+    def _lend(self, cls: int, segment: int) -> None:
+        per_segment = self.classes[cls].per_segment
+        slots = self.slots_in(cls, segment)
+        pool, first = self._pools[cls], segment * per_segment
+        while self._covered[cls] <= segment:
+            # The pool's numbers run on without a gap; what is not lent is retired at once.
+            pool.grow(per_segment)
+            pool.retire(self._covered[cls] * per_segment, per_segment)
+            self._covered[cls] += 1
+        if slots and not pool.revive(first, slots):
+            raise InvariantError("I7", f"segment {segment}: its slots are not retired")
+        self._owner[segment] = cls
+        self._lent.append(segment)
+
+    def _count(self, cls: int, slots: Slots, sign: int) -> None:
+        segments, _ = self.place(cls, slots)
+        np.add.at(self._busy, segments, sign)
