@@ -34,7 +34,7 @@ TARGET_NAME = "_native.abi3.so"
 LIMITED_API = "0x030b0000"
 
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-COMMON = [*WARNINGS, "-pthread", "-fPIC", "-fvisibility=hidden"]
+EVERY_MODE = [*WARNINGS, "-pthread", "-fPIC", "-fvisibility=hidden"]
 COMPILE = {
     "release": ["-O3"],
     "debug": ["-O0", "-g", "-UNDEBUG", "-DRDX_DEBUG"],
@@ -140,7 +140,7 @@ def make_ffi(mode: str | None = None) -> FFI:
         depends=depends,
         include_dirs=["native/include", "native/src", "native"],
         define_macros=[("Py_LIMITED_API", LIMITED_API)],
-        extra_compile_args=[*COMMON, *COMPILE[mode]],
+        extra_compile_args=[*EVERY_MODE, *COMPILE[mode]],
         extra_link_args=LINK[mode],
         py_limited_api=True,
     )
@@ -164,7 +164,7 @@ def build_in_place(mode: str, into: Path, jobs: int) -> bool:
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         include = [ROOT / "native" / "include", ROOT / "native" / "src", ROOT / "native"]
         include.append(Path(sysconfig.get_path("include")))
-        flags = [*COMMON, *COMPILE[mode], f"-DPy_LIMITED_API={LIMITED_API}", "-DNDEBUG"]
+        flags = [*EVERY_MODE, *COMPILE[mode], f"-DPy_LIMITED_API={LIMITED_API}", "-DNDEBUG"]
         if mode != "release":
             flags.remove("-DNDEBUG")
         command = [*compiler, *flags, *(f"-I{directory}" for directory in include)]

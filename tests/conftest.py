@@ -83,7 +83,7 @@ def _turn_skip_into_failure(report: pytest.TestReport | pytest.CollectReport) ->
         return
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
     if expected is not None:
-        del report.wasxfail  # type: ignore[union-attr]
+        delattr(report, "wasxfail")
         text = expected
     report.outcome = "failed"
     report.longrepr = f"RADIX_NO_SKIP=1, but {report.nodeid} would be skipped: {text}"
