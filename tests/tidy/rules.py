@@ -251,8 +251,9 @@ def rule_13_tests_are_sentences(source: Source) -> Iterator[str]:
     if name.startswith("test_") and name.count("_") < 3:
         yield f"{source.path}:1: {name} is no sentence"
     for node in ast.walk(source.tree):
-        is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        if is_test and node.name.count("_") < 3:
+        if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
+            continue
+        if node.name.count("_") < 3:
             yield f"{source.path}:{node.lineno}: {node.name} is no sentence"
 
 
