@@ -1,0 +1,310 @@
+"""How blocks get from memory to memory: a copy job runs in native threads, and what the tier above
+cannot show as addresses it moves itself. Keeps I22: a job owns its source and destination until
+it has ended, and is acknowledged once; a block that is not good leaves no trace.
+
+    upper is address-mapped          upper moves its own bytes
+    upper planes --threads--> mine   upper.copy_out(..., my planes) --> mine
+    upper planes <--threads-- mine   upper.copy_in(..., my planes)  <-- mine
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from radix._native import ffi, lib
+from radix.errors import CorruptBlockError, TierError, TierFullError, UnsupportedError
+from radix.tier import Capability, Slots, Tier, Transfer, TransferDone, Urgency
+from tiers.memory import PLANE
+from tiers.pools import PooledTier, all_of
+
+Planes = npt.NDArray[np.void]
+DEFAULT_THREADS = 2
+QUEUE_JOBS = 1024
+_POLL_MAX = 256
+
+
+def plane_array(planes: list[tuple[int, int, int]]) -> Planes:
+    """(base address, stride bytes, bytes) triples as what ``Tier.planes`` returns."""
+    return np.array(planes, PLANE)
+
+
+def checksums(planes: Planes, slots: Slots) -> npt.NDArray[np.uint64]:
+    """xxh3-64 of each block. Cost: the bytes, in the calling thread, without the GIL."""
+    slots = np.ascontiguousarray(slots, np.int32)
+    out = np.empty(len(slots), np.uint64)
+    status = lib.rdx_checksum_blocks(
+        ffi.from_buffer("rdx_plane[]", planes),
+        len(planes),
+        ffi.from_buffer("int32_t[]", slots),
+        len(slots),
+        ffi.from_buffer("uint64_t[]", out),
+    )
+    if status != lib.RDX_OK:
+        raise ValueError(ffi.string(lib.rdx_status_text(status)).decode())
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How a copy ended: ``status`` is one of RDX_*, ``nbytes`` really moved."""
+
+    job: int
+    status: int
+    nbytes: int
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """What an upper tier offers that is not address-mapped: it moves its own blocks."""
+
+    def copy_out(
+        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+    ) -> None:
+        """Starts copying its ``slots`` to ``lower`` of ``planes``; both stay as they are till the
+        end is reported. Raises ``TierFullError`` (retryable) where its queue is full.
+        """
+        ...
+
+    def copy_in(
+        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+    ) -> None:
+        """Starts copying ``lower`` of ``planes`` to its ``slots``."""
+        ...
+
+    def moved(self) -> list[Moved]:
+        """Copies that have ended since the last call, each once. Never blocks."""
+        ...
+
+    def register(self, address: int, nbytes: int) -> bool:
+        """Lets the device reach this memory of a lower tier directly; False where it cannot."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Takes that back; nothing may be on its way."""
+        ...
+
+
+def mover_of(upper: Tier, lower: str) -> Mover:
+    """``upper`` as one that moves its own blocks; ``UnsupportedError`` names both if it is none."""
+    if not isinstance(upper, Mover):
+        raise UnsupportedError(
+            f"tier {upper.name!r} has neither addresses nor copies of its own: tier {lower!r} "
+            "cannot reach its blocks"
+        )
+    return upper
+
+
+class CopyLane:
+    """Native threads that copy blocks between planes. One owner thread calls it."""
+
+    def __init__(self, threads: int = DEFAULT_THREADS, queue: int = QUEUE_JOBS) -> None:
+        out = ffi.new("rdx_io **")
+        if lib.rdx_io_new(threads, queue, out) != lib.RDX_OK:
+            raise MemoryError("transfer threads")
+        self._io: Any = ffi.gc(out[0], lib.rdx_io_free)
+        self._completions = ffi.new("rdx_completion[]", _POLL_MAX)
+
+    def submit(
+        self,
+        job: int,
+        urgency: Urgency,
+        target: Planes,
+        target_slots: Slots,
+        source: Planes,
+        source_slots: Slots,
+    ) -> int:
+        """Starts a copy of blocks; returns RDX_OK, or why nothing was started. The memory is the
+        caller's and stays until the job was polled. Cost: the slots.
+        """
+        target_slots = np.ascontiguousarray(target_slots, np.int32)
+        source_slots = np.ascontiguousarray(source_slots, np.int32)
+        return int(
+            lib.rdx_io_submit_copy(
+                self._io,
+                job,
+                int(urgency),
+                ffi.from_buffer("rdx_plane[]", target),
+                len(target),
+                ffi.from_buffer("int32_t[]", target_slots),
+                ffi.from_buffer("rdx_plane[]", source),
+                len(source),
+                ffi.from_buffer("int32_t[]", source_slots),
+                len(source_slots),
+            )
+        )
+
+    def poll(self) -> list[Moved]:
+        """Jobs that have ended, oldest first, each once. Never blocks."""
+        result: list[Moved] = []
+        while True:
+            count = lib.rdx_io_poll(self._io, self._completions, _POLL_MAX)
+            result += [
+                Moved(int(item.job), int(item.status), int(item.bytes))
+                for item in self._completions[0:count]
+            ]
+            if count < _POLL_MAX:
+                return result
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for a job to end, without the GIL."""
+        lib.rdx_io_wait(self._io, max(0, int(timeout_s * 1000)))
+
+    def cancel(self, job: int) -> None:
+        """Skips what has not begun; the job still ends once."""
+        lib.rdx_io_cancel(self._io, job)
+
+    def close(self) -> None:
+        """Waits for what runs, skips the rest, ends the threads. Idempotent."""
+        if self._io is not None:
+            ffi.release(self._io)
+            self._io = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A transfer under way. ``upper`` is held because whoever drops a tier must not free memory
+    under a copy; ``part`` are the blocks that move, ``checked`` how many of them were verified.
+    """
+
+    upper: Tier
+    part: npt.NDArray[np.bool_]
+    checked: int
+
+
+class CopyingTier(PooledTier):
+    """A tier in memory: it moves blocks between its planes and those of the tier above."""
+
+    def __init__(self, name: str, capability: Capability, threads: int) -> None:
+        super().__init__(name, capability)
+        self._lane = CopyLane(threads)
+        self._jobs: dict[int, _Job] = {}
+        self._mover: Mover | None = None
+
+    # ------------------------------------------------------------------ transfers
+    def store(self, transfer: Transfer, upper: Tier) -> None:
+        """Starts copying upper -> self. Cost here: the slots.
+
+        Raises: ``TierFullError`` (retryable; nothing was started), ``TierUnavailableError``,
+        ``UnsupportedError`` for a tier that neither has addresses nor moves its own bytes.
+        """
+        self._accept(transfer, storing=True)
+        every = np.ones(len(transfer.upper_slots), np.bool_)
+        self._begin(transfer, _Job(upper, every, 0), storing=True)
+
+    def load(self, transfer: Transfer, upper: Tier) -> None:
+        """Starts copying self -> upper; blocks that are known to be wrong stay here and are
+        reported corrupt. Raises as ``store``.
+        """
+        self._accept(transfer, storing=False)
+        sound = self._sound(transfer.group, transfer.lower_slots)
+        if sound is None:
+            job = _Job(upper, np.ones(len(transfer.lower_slots), np.bool_), 0)
+        else:
+            job = _Job(upper, sound, int(np.count_nonzero(sound)))
+        self._begin(transfer, job, storing=False)
+
+    def _sound(self, group: int, slots: Slots) -> npt.NDArray[np.bool_] | None:
+        """Which blocks still hold what was stored; None where no checksums are kept."""
+        return None
+
+    def _begin(self, transfer: Transfer, job: _Job, *, storing: bool) -> None:
+        self._running[transfer.job] = transfer
+        self._jobs[transfer.job] = job
+        try:
+            if job.part.any():
+                self._start(transfer, job, storing)
+            else:
+                self._end(Moved(transfer.job, lib.RDX_OK, 0))
+        except BaseException:
+            self._running.pop(transfer.job, None)
+            self._jobs.pop(transfer.job, None)
+            raise
+
+    def _start(self, transfer: Transfer, job: _Job, storing: bool) -> None:
+        upper, group, mine = job.upper, transfer.group, self.planes(transfer.group)
+        above, below = transfer.upper_slots[job.part], transfer.lower_slots[job.part]
+        if not upper.capability.address_mapped:
+            self._mover = mover_of(upper, self.name)
+            move = self._mover.copy_out if storing else self._mover.copy_in
+            move(transfer.job, group, above, mine, below, transfer.urgency)
+            return
+        theirs = upper.planes(group)
+        ends = (mine, below, theirs, above) if storing else (theirs, above, mine, below)
+        status = self._lane.submit(transfer.job, transfer.urgency, *ends)
+        if status == lib.RDX_EBUSY:
+            raise TierFullError(self.name, "the queue of copies is full", retryable=True)
+        if status != lib.RDX_OK:
+            raise TierError(self.name, f"job {transfer.job}: {_text(status)}")
+
+    def cancel(self, job: int) -> None:
+        """Skips what has not begun; the acknowledgement still comes, with no block good."""
+        self._open_or_raise()
+        self._lane.cancel(job)
+
+    # ------------------------------------------------------------------ acknowledgements
+    def _progress(self) -> None:
+        for moved in self._lane.poll():
+            self._end(moved)
+        if self._mover is not None:
+            for moved in self._mover.moved():
+                self._end(moved)
+
+    def _end(self, moved: Moved) -> None:
+        transfer, job = self._running.pop(moved.job), self._jobs.pop(moved.job)
+        if moved.status != lib.RDX_OK:
+            error = TierError(self.name, f"job {moved.job}: {_text(moved.status)}", retryable=True)
+            self._done.append(all_of(transfer, good=False, nbytes=moved.nbytes, error=error))
+            return
+        wrong = int(np.count_nonzero(~job.part))
+        corrupt = CorruptBlockError(self.name, f"{wrong} blocks are not what was stored")
+        self._done.append(
+            TransferDone(
+                job=moved.job,
+                good=job.part,
+                corrupt=~job.part,
+                nbytes=moved.nbytes,
+                verified_blocks=job.checked,
+                error=corrupt if wrong else None,
+            )
+        )
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until ``poll`` has something to give, nothing runs, or the time is over."""
+        self._open_or_raise()
+        deadline = time.monotonic() + timeout_s
+        self._progress()
+        while self._running and not self._done:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            # A mover has no descriptor to wait for, so it is asked once a millisecond.
+            self._lane.wait(left if self._mover is None else min(left, 0.001))
+            self._progress()
+
+    def close(self) -> None:
+        """Waits for copies that run, skips the rest, gives everything back. Idempotent.
+
+        Acknowledgements not polled are lost; tiers below must be closed first, because they may
+        still be reading this memory.
+        """
+        if self._closed:
+            return
+        self._settle()
+        self._lane.close()
+        self._jobs.clear()
+        super().close()
+
+    def _settle(self) -> None:
+        """Waits for what an upper tier still moves: it may write into this memory."""
+        while self._mover is not None and self._running:
+            self._progress()
+            self._lane.wait(0.001)
+
+
+def _text(status: int) -> str:
+    return str(ffi.string(lib.rdx_status_text(status)).decode())

@@ -1,0 +1,301 @@
+"""Host memory as a tier: one slab of exactly the asked size, lent in segments to the groups, and
+pools adopted from memory that somebody else owns. Keeps the tier side of I7, I8, I22 and I25.
+
+    slab     segment 0           segment 1                 limit_bytes
+           +-------------------+-------------------+-----+
+           | group 0           | group 1           | ... |   slots at a stride of whole 4 KiB
+           +-------------------+-------------------+-----+
+
+What lower tiers and other processes see of a slot is a number n at address base + n * stride. Where
+a segment holds a whole number of strides that number is the slab's own; where it does not, it is
+the index of the slot's first 4 KiB, because nothing else stays affine over segment ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import TierError
+from radix.groups import Group
+from radix.pool import SlotError, SlotPool
+from radix.tier import Capability, Slots, Tier, TierUsage
+from tiers.copies import DEFAULT_THREADS, CopyingTier, Planes, checksums, mover_of, plane_array
+from tiers.memory import SharedMemory, memory_limit_bytes
+from tiers.pools import checked_count
+from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
+
+_MAPPED = Capability(persistent=False, shared=False, layer_wise=False, address_mapped=True)
+_NAMED = Capability(persistent=False, shared=True, layer_wise=False, address_mapped=True)
+
+
+class HostTier(CopyingTier):
+    """A slab of host memory that holds blocks of every group of a cache.
+
+    Beside the protocol: ``limit_bytes``, ``locked_bytes``, ``registered`` (a device copies to and
+    from the slab directly), ``created`` (False where another process made the named slab).
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        name: str = "host",
+        *,
+        file_name: str | None = None,
+        threads: int = DEFAULT_THREADS,
+        segment_bytes: int | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Takes no memory yet; ``attach`` does.
+
+        ``file_name``: a name in /dev/shm, for several processes (one of them gives out slots);
+        ``segment_bytes``: a multiple of 4 KiB, by default one that suits the groups; ``verify``
+        keeps a checksum of each block from its commit and checks it at each load.
+        Raises: ``ValueError``, ``TypeError``; ``ValueError`` beyond what memory there is.
+        """
+        super().__init__(name, _MAPPED if file_name is None else _NAMED, threads)
+        self.limit_bytes = checked_count(limit_bytes, f"tier {name!r}: limit_bytes")
+        most, source = memory_limit_bytes()
+        if limit_bytes > most:
+            raise ValueError(
+                f"tier {name!r}: limit_bytes {limit_bytes} is beyond {source}, {most} bytes"
+            )
+        if file_name is not None and (not file_name or "/" in file_name):
+            raise ValueError(f"file_name must be a plain name, not {file_name!r}")
+        self._file_name = file_name
+        self._threads = threads
+        self._segment_bytes = segment_bytes
+        self._verify = verify
+        self.registered = False
+        self._sums: list[npt.NDArray[np.uint64]] = []
+
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes that the kernel cannot swap out; 0 where its limit on locked memory is low."""
+        return self._memory.locked_bytes
+
+    @property
+    def created(self) -> bool:
+        """Whether this process made the slab."""
+        return self._memory.created
+
+    def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
+        sizes = [group.block_bytes for group in groups]
+        segment = self._segment_bytes or fitting_segment(sizes, self.limit_bytes)
+        self._slab = SlabAllocator(sizes, limit_bytes=self.limit_bytes, segment_bytes=segment)
+        self._memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
+        self._units = [_Numbering(kind.stride_bytes, segment) for kind in self._slab.classes]
+        self._planes = [
+            plane_array([(self._memory.address, unit.stride, size)])
+            for unit, size in zip(self._units, sizes, strict=True)
+        ]
+        if self._verify:
+            self._sums = [
+                np.zeros(self.limit_bytes // unit.stride + 1, np.uint64) for unit in self._units
+            ]
+        if upper is not None and not upper.capability.address_mapped:
+            self._mover = mover_of(upper, self.name)
+            self.registered = self._mover.register(self._memory.address, self.limit_bytes)
+        return []
+
+    def planes(self, group: int) -> Planes:
+        """One plane: where the blocks of the group lie. Valid until ``close``."""
+        self._open_or_raise()
+        return self._planes[group]
+
+    # ------------------------------------------------------------------ slots
+    def capacity_blocks(self, group: int) -> int:
+        """Blocks of the group if it had the whole slab. Cost: O(1)."""
+        return self._slab.capacity(group)
+
+    def free_blocks(self, group: int) -> int:
+        """Blocks that ``reserve`` could give now, lending segments. Cost: the segments."""
+        return self._slab.available(group)
+
+    def reserve(self, group: int, count: int) -> Slots:
+        """``count`` slots, all or nothing, lending segments as needed. Cost: count, and the
+        segments where one must be lent.
+        """
+        self._may_reserve()
+        slots = self._slab.reserve(group, count) if count >= 0 else None
+        if slots is None:
+            raise self._shortage(group, count)
+        return self._units[group].outward(slots)
+
+    def commit(self, group: int, slots: Slots) -> None:
+        """Reserved slots hold final bytes. Cost: the slots; with ``verify`` their bytes."""
+        self._change(self._slab.commit, group, slots)
+        if self._verify:
+            self._sums[group][slots] = checksums(self._planes[group], slots)
+
+    def abort(self, group: int, slots: Slots) -> None:
+        """Gives reserved slots back. Cost: the slots."""
+        self._change(self._slab.abort, group, slots)
+
+    def free(self, group: int, slots: Slots) -> None:
+        """Gives committed slots back. Cost: the slots."""
+        self._change(self._slab.free, group, slots)
+
+    def fence(self, group: int, slots: Slots) -> None:
+        """Slots, all committed or all reserved, go into quarantine. Cost: the slots."""
+        self._change(self._slab.fence, group, slots)
+
+    def lift(self, group: int, slots: Slots) -> None:
+        """The fence of these slots has passed: they are free. Cost: the slots."""
+        self._change(self._slab.lift, group, slots)
+
+    def _change(self, call: Any, group: int, slots: Slots) -> None:
+        self._open_or_raise()
+        try:
+            call(group, self._units[group].inward(slots))
+        except SlotError as error:
+            raise TierError(self.name, f"group {self._groups[group].name!r}: {error}") from None
+
+    def _sound(self, group: int, slots: Slots) -> npt.NDArray[np.bool_] | None:
+        if not self._verify:
+            return None
+        sound: npt.NDArray[np.bool_] = (
+            checksums(self._planes[group], slots) == self._sums[group][slots]
+        )
+        return sound
+
+    # ------------------------------------------------------------------ books and end
+    def usage(self) -> TierUsage:
+        """Bytes of occupied slots, padding to 4 KiB included. Cost: the groups."""
+        used = tuple(self._slab.occupied(group) for group in range(len(self._groups)))
+        kinds = self._slab.classes if used else ()
+        total = sum(n * kind.stride_bytes for n, kind in zip(used, kinds, strict=True))
+        return TierUsage(total, self.limit_bytes, used)
+
+    def check(self) -> None:
+        """Raises ``InvariantError`` where the books disagree (I7, I8, I25). Cost: all slots."""
+        if self._groups:
+            self._slab.check()
+
+    def close(self) -> None:
+        """Waits for copies that run, then unmaps the slab. Idempotent.
+
+        Close the tiers below first: they read and write this memory.
+        """
+        if self._closed:
+            return
+        super().close()
+        if not self._groups:
+            return
+        if self.registered and self._mover is not None:
+            self._mover.unregister(self._memory.address)
+        self._memory.close()
+
+
+def fitting_segment(block_bytes: Sequence[int], limit_bytes: int) -> int:
+    """A segment size for these blocks: the whole slab for one size, else near 64 MiB (less in a
+    small slab, so that every group can get some) and, where there is one, a common multiple.
+
+    >>> fitting_segment([4096], 40960)
+    40960
+    """
+    strides = {stride_bytes(max(1, size)) for size in block_bytes}
+    if len(block_bytes) == 1:
+        return max(strides.pop(), limit_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    near = min(SEGMENT_BYTES, limit_bytes // (4 * len(block_bytes)))
+    common = math.lcm(*strides)
+    if common <= near:
+        return near // common * common
+    return max(*strides, near // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+
+
+class _Numbering:
+    """Between the slab's slot numbers and those that have an affine address."""
+
+    def __init__(self, slot_bytes: int, segment_bytes: int) -> None:
+        self._per_segment = segment_bytes // slot_bytes
+        self._affine = self._per_segment * slot_bytes == segment_bytes
+        self.stride = slot_bytes if self._affine else ALIGNMENT_BYTES
+        self._slot_units = slot_bytes // ALIGNMENT_BYTES
+        self._segment_units = segment_bytes // ALIGNMENT_BYTES
+
+    def outward(self, slots: Slots) -> Slots:
+        """The slab's numbers as those that others see."""
+        if self._affine:
+            return slots
+        segment, index = np.divmod(slots, self._per_segment)
+        numbers: Slots = segment * self._segment_units + index * self._slot_units
+        return numbers
+
+    def inward(self, slots: Slots) -> Slots:
+        """The other way; a number at which no slot begins becomes -1, which no pool holds."""
+        slots = np.ascontiguousarray(slots, np.int32)
+        if self._affine:
+            return slots
+        segment, units = np.divmod(slots, self._segment_units)
+        index, rest = np.divmod(units, self._slot_units)
+        known = (rest == 0) & (index < self._per_segment) & (slots >= 0)
+        numbers: Slots = np.where(known, segment * self._per_segment + index, np.int32(-1))
+        return numbers
+
+
+class AdoptedTier(CopyingTier):
+    """Blocks in memory that somebody else owns: an engine's tensors, rows of a buffer.
+
+    Block i of a group is row i of each of its fragments, in order. The arrays are held as long as
+    the tier lives; their bytes belong to whoever gave them.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Sequence[npt.NDArray[Any]]],
+        name: str = "adopted",
+        *,
+        threads: int = 1,
+    ) -> None:
+        """``fragments``: for each group its arrays, dimension 0 the block, the rest contiguous;
+        rows may be further apart than they are long.
+
+        Raises: ``ValueError`` for no array, no row, a row that is not contiguous, arrays of one
+        group that differ in rows, or memory that is not writable.
+        """
+        super().__init__(name, _MAPPED, threads)
+        self._fragments = [list(arrays) for arrays in fragments]
+        self._rows = [_rows_of(name, arrays) for arrays in self._fragments]
+        self._planes = [
+            plane_array([_plane_of(name, array) for array in arrays]) for arrays in self._fragments
+        ]
+
+    def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
+        if len(groups) != len(self._planes):
+            raise ValueError(
+                f"tier {self.name!r}: fragments for {len(self._planes)} groups, the cache has "
+                f"{len(groups)}"
+            )
+        for group, planes in zip(groups, self._planes, strict=True):
+            total = int(planes["bytes"].sum())
+            if total != group.block_bytes:
+                raise ValueError(
+                    f"tier {self.name!r} group {group.name!r}: rows of {total} bytes, a block "
+                    f"has {group.block_bytes}"
+                )
+        return [SlotPool(rows) for rows in self._rows]
+
+    def planes(self, group: int) -> Planes:
+        """A plane for each fragment of the group."""
+        self._open_or_raise()
+        return self._planes[group]
+
+
+def _rows_of(name: str, arrays: Sequence[npt.NDArray[Any]]) -> int:
+    counts = {len(array) for array in arrays}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(f"tier {name!r}: fragments of a group must have one count of rows >= 1")
+    return counts.pop()
+
+
+def _plane_of(name: str, array: npt.NDArray[Any]) -> tuple[int, int, int]:
+    if not array.flags.writeable:
+        raise ValueError(f"tier {name!r}: the memory of a fragment is not writable")
+    if not array[0].flags.c_contiguous or array.strides[0] < array[0].nbytes:
+        raise ValueError(f"tier {name!r}: a row of {array.shape} is not contiguous")
+    return array.ctypes.data, array.strides[0], array[0].nbytes

@@ -1,0 +1,167 @@
+"""Memory that a tier owns: one shared mapping of exactly the asked size, and how much this process
+may take at all. Named memory can be mapped by several processes; only slot numbers need to cross
+between them. Keeps no invariant of its own; the caller keeps I25 (bytes <= limit).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from radix._native import ffi, lib
+from radix.errors import TierUnavailableError
+
+PLANE = np.dtype([("base", np.uint64), ("stride", np.uint64), ("bytes", np.uint64)])
+SHARED_FOLDER = Path("/dev/shm")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NO_LIMIT = 1 << 60
+
+
+def memory_limit_bytes() -> tuple[int, str]:
+    """The most memory that this process may take, and what sets it.
+
+    The smallest of the physical memory and the limits of the control groups above this process,
+    version 2 or 1. Cost: a few small files.
+    """
+    best = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the physical memory")
+    for path in _cgroup_files():
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue  # not every group has the file, and not every process may read it
+        if text.isdigit() and int(text) < min(best[0], _NO_LIMIT):
+            best = (int(text), f"the control group's limit in {path}")
+    return best
+
+
+def _cgroup_files() -> Iterator[Path]:
+    """The limit files of the groups that this process is in, from its own up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        here = root / group.lstrip("/")
+        yield here / name
+        # In a container the path may be the host's; the group then stands at the mount's root.
+        yield from (above / name for above in here.parents if above.is_relative_to(root))
+
+
+class SharedMemory:
+    """``nbytes`` of zeroed shared memory, mapped once, page aligned, not inherited by a fork.
+
+    ``name`` None: an anonymous memory file. Otherwise a file of that name in /dev/shm: whoever
+    comes first creates it, later ones attach, and the creator takes the name away at ``close``.
+    ``address``, ``nbytes``, ``created``, ``locked_bytes`` (0 where the limit on locked memory is
+    too small: that is no error).
+    """
+
+    def __init__(self, tier: str, nbytes: int, name: str | None, threads: int) -> None:
+        """Raises: ``TierUnavailableError`` where the memory is not to be had, or a file of the
+        name has another size. Cost: every page is touched once, by ``threads`` threads.
+        """
+        self._tier = tier
+        self.nbytes = nbytes
+        self._path = None if name is None else SHARED_FOLDER / name
+        self._descriptor, self.created = self._open()
+        self.locked_bytes = 0
+        try:
+            self._map = mmap.mmap(self._descriptor, nbytes)
+        except (OSError, ValueError) as error:
+            self._forget_file()
+            raise TierUnavailableError(tier, f"cannot map {nbytes} bytes: {error}") from None
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self._buffer = ffi.from_buffer(self._map)
+        self.address = int(ffi.cast("uintptr_t", self._buffer))
+        lib.rdx_prefault(self.address, nbytes, threads)
+        if _LIBC.mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(nbytes)) == 0:
+            self.locked_bytes = nbytes
+
+    def close(self) -> None:
+        """Unmaps it. Idempotent. Nobody may use an address in it any more."""
+        if self._descriptor < 0:
+            return
+        ffi.release(self._buffer)
+        self._map.close()
+        self._forget_file()
+
+    # ------------------------------------------------------------------ inside
+    def _open(self) -> tuple[int, bool]:
+        try:
+            if self._path is None:
+                descriptor = os.memfd_create(f"radix-{self._tier}", os.MFD_CLOEXEC)
+                os.ftruncate(descriptor, self.nbytes)
+                return descriptor, True
+            while True:
+                opened = self._open_named(self._path)
+                if opened is not None:
+                    return opened
+        except OSError as error:
+            raise TierUnavailableError(
+                self._tier, f"no {self.nbytes} bytes of shared memory: {error}"
+            ) from None
+
+    def _open_named(self, path: Path) -> tuple[int, bool] | None:
+        """Creates or attaches; None: the file went away meanwhile, try again.
+
+        Every holder keeps a shared lock; who gets the exclusive one is alone. A file that lies
+        there with nobody holding it was left by a process that died.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            created = self._take(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if created is None:
+            os.close(descriptor)
+            return None
+        return descriptor, created
+
+    def _take(self, path: Path, descriptor: int) -> bool | None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            created = True
+        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits until the creator has sized it
+            created = False
+        status = os.fstat(descriptor)
+        if not path.exists() or path.stat().st_ino != status.st_ino:
+            return None
+        if not created and status.st_size == 0:
+            return None  # its creator died before it sized it
+        if not created and status.st_size == self.nbytes:
+            return False
+        if not created:
+            raise TierUnavailableError(
+                self._tier,
+                f"{path} is in use with {status.st_size} bytes, asked for {self.nbytes}",
+            )
+        if status.st_size not in (0, self.nbytes):
+            path.unlink()  # never cut: a mapping past the new end would kill its process
+            return None
+        try:
+            # Reserves the pages: writing to a full /dev/shm would kill this process.
+            os.posix_fallocate(descriptor, 0, self.nbytes)
+        except OSError:
+            path.unlink()
+            raise
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return True
+
+    def _forget_file(self) -> None:
+        if self.created and self._path is not None:
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = -1
