@@ -10,7 +10,7 @@ export RADIX_TRACES := $(abspath ../shared/traces)
 endif
 endif
 
-NATIVE := $(wildcard native/src/*.c native/src/*.h native/include/*.h native/*.c native/tests/*.c native/tests/*.h)
+C_FILES := $(wildcard native/*.c native/include/*.h native/src/*.[ch] native/tests/*.[ch])
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
@@ -55,13 +55,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict radix tiers
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(filter %.c %.h,$(NATIVE))
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(PYTEST) -q tests/tidy
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter %.c %.h,$(NATIVE))
+	$(BIN)/clang-format -i $(C_FILES)
 
 # Asks apt only for what is missing: a machine that has it all needs neither network nor root.
 deps:
