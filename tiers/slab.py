@@ -29,6 +29,8 @@ from radix.tier import Slots
 ALIGNMENT_BYTES = 4096
 SEGMENT_BYTES = 64 << 20
 UNLENT = -1
+BANNED = -2  # its medium failed
+HELD = -3  # not to be lent just now
 
 
 def stride_bytes(block_bytes: int) -> int:
@@ -42,7 +44,7 @@ def stride_bytes(block_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Blocks of one size: ``block_bytes`` long, ``stride_bytes`` apart, ``per_segment`` a segment."""
+    """Blocks of one size: so long, so far apart, so many a segment."""
 
     block_bytes: int
     stride_bytes: int
@@ -54,7 +56,10 @@ class SlabAllocator:
 
     Take: ``reserve``, ``adopt``, ``claim``. Move on: ``commit``, ``abort``, ``free``, ``fence``,
     ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``, ``lent_bytes``.
-    Segments: ``trim``, ``release``, ``changes``. Prove: ``check``.
+    Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``. Prove: ``check``.
+
+    Each class is sure of one segment: the others can neither take its last one nor the one that
+    it has yet to get. All else goes to who asks first.
     """
 
     def __init__(
@@ -65,9 +70,13 @@ class SlabAllocator:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """One class for each entry of ``block_bytes``. A limit that is no multiple of the segment
-        gives a short last segment. Raises ``ValueError`` for a block larger than a segment, a
-        segment that is no multiple of 4 KiB, or a limit below one slot of some class.
+        gives a short last segment, if a block of each class fits in it.
+
+        Raises: ``ValueError`` for no class, a block larger than a segment, a segment that is no
+        multiple of 4 KiB, or fewer segments than classes.
         """
+        if not block_bytes:
+            raise ValueError("block_bytes must not be empty")
         if segment_bytes <= 0 or segment_bytes % ALIGNMENT_BYTES:
             raise ValueError(
                 f"segment_bytes must be a positive multiple of {ALIGNMENT_BYTES}, "
@@ -85,17 +94,21 @@ class SlabAllocator:
                 raise ValueError(
                     f"a block of {size} bytes does not fit a segment of {segment_bytes} bytes"
                 )
-            if stride > limit_bytes:
-                raise ValueError(
-                    f"limit_bytes {limit_bytes} is below one block of {size} bytes (slot {stride})"
-                )
             self.classes.append(SizeClass(size, stride, segment_bytes // stride))
+        if self.tail_bytes < max(kind.stride_bytes for kind in self.classes):
+            self.segments, self.tail_bytes = self.segments - 1, segment_bytes
+        if self.segments < len(self.classes):
+            raise ValueError(
+                f"limit_bytes {limit_bytes} is too small: {len(self.classes)} classes need a "
+                f"segment of {segment_bytes} bytes each"
+            )
         self._pools = [SlotPool(0) for _ in self.classes]
         self._covered = [0] * len(self.classes)  # segments that the pool of a class has grown over
         # What a segment serves, and how many of its slots are not free. Longer than `segments`
         # only where a restart adopted segments that an earlier, larger limit had made.
         self._owner = np.full(self.segments, UNLENT, np.int32)
         self._busy = np.zeros(self.segments, np.int64)
+        self._banned: set[int] = set()
         self._lent: list[int] = []
         self._returned: list[int] = []
 
@@ -109,18 +122,20 @@ class SlabAllocator:
         return kind.per_segment
 
     def capacity(self, cls: int) -> int:
-        """The most slots that the class can ever have: every segment lent to it."""
-        if not self.segments:
+        """The most slots that the class can ever have: every segment but one for each other."""
+        banned = int(np.count_nonzero(self._owner[: self.segments] == BANNED))
+        segments = self.segments - banned - (len(self.classes) - 1)
+        if segments <= 0:
             return 0
-        full = self.classes[cls].per_segment * (self.segments - 1)
-        return full + self.slots_in(cls, self.segments - 1)
+        per_segment = self.classes[cls].per_segment
+        return per_segment * (segments - 1) + self.slots_in(cls, self.segments - 1)
 
     def available(self, cls: int) -> int:
         """Slots that ``reserve`` could give now: free ones, those of segments not lent, and those
         of wholly free segments of other classes. Cost: the segments.
         """
         return self._pools[cls].count(FREE) + sum(
-            self.slots_in(cls, int(segment)) for segment in self._obtainable(cls)
+            self.slots_in(cls, segment) for segment in self._obtainable(cls)
         )
 
     def count(self, cls: int, state: int) -> int:
@@ -136,9 +151,7 @@ class SlabAllocator:
         """The state of one slot of the class."""
         return self._pools[cls].state(slot)
 
-    def place(
-        self, cls: int, slots: Slots
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def place(self, cls: int, slots: Slots) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Segment numbers and byte offsets within the segment. Cost: the slots."""
         kind = self.classes[cls]
         wide = np.asarray(slots, np.int64)
@@ -146,19 +159,19 @@ class SlabAllocator:
         return segments, index * kind.stride_bytes
 
     def owner(self, segment: int) -> int:
-        """The class that a segment is lent to, or ``UNLENT``."""
+        """The class that a segment is lent to, or ``UNLENT``, ``BANNED``, ``HELD``."""
         return int(self._owner[segment]) if segment < len(self._owner) else UNLENT
 
     @property
     def lent(self) -> int:
         """Segments lent now."""
-        return int(np.count_nonzero(self._owner != UNLENT))
+        return int(np.count_nonzero(self._owner >= 0))
 
     @property
     def lent_bytes(self) -> int:
         """Bytes of the lent segments; never more than the limit."""
         short = self.segment_bytes - self.tail_bytes
-        tail = self.segments > 0 and self._owner[self.segments - 1] != UNLENT
+        tail = self._owner[self.segments - 1] >= 0
         return self.lent * self.segment_bytes - (short if tail else 0)
 
     # ------------------------------------------------------------------ slots
@@ -174,8 +187,8 @@ class SlabAllocator:
         if missing > 0:
             chosen = []
             for segment in self._obtainable(cls):
-                chosen.append(int(segment))
-                missing -= self.slots_in(cls, int(segment))
+                chosen.append(segment)
+                missing -= self.slots_in(cls, segment)
                 if missing <= 0:
                     break
             if missing > 0:
@@ -195,13 +208,11 @@ class SlabAllocator:
 
     def abort(self, cls: int, slots: Slots) -> None:
         """Reserved slots become free. Raises ``SlotError`` (I11)."""
-        self._pools[cls].move(slots, RESERVED, FREE)
-        self._count(cls, slots, -1)
+        self._give_back(cls, slots, RESERVED)
 
     def free(self, cls: int, slots: Slots) -> None:
         """Used slots become free. Raises ``SlotError`` (I11)."""
-        self._pools[cls].move(slots, USED, FREE)
-        self._count(cls, slots, -1)
+        self._give_back(cls, slots, USED)
 
     def fence(self, cls: int, slots: Slots) -> None:
         """Used or reserved slots, all in one of the two states, go into quarantine."""
@@ -211,9 +222,8 @@ class SlabAllocator:
             self._pools[cls].move(slots, source, QUARANTINE)
 
     def lift(self, cls: int, slots: Slots) -> None:
-        """Slots in quarantine become free. Raises ``SlotError`` (I11)."""
-        self._pools[cls].move(slots, QUARANTINE, FREE)
-        self._count(cls, slots, -1)
+        """Slots in quarantine become free, but in banned segments. Raises ``SlotError`` (I11)."""
+        self._give_back(cls, slots, QUARANTINE)
 
     def claim(self, cls: int, slots: Slots) -> None:
         """Named free slots of adopted segments become used (restart). Raises ``SlotError``."""
@@ -227,7 +237,7 @@ class SlabAllocator:
         lent may not. Raises ``SlotError`` if it is lent or the limit is reached.
         """
         if self.owner(segment) != UNLENT:
-            raise SlotError(f"segment {segment} is lent to class {self.owner(segment)}")
+            raise SlotError(f"segment {segment} is not to be had (owner {self.owner(segment)})")
         if self.lent >= self.segments:
             raise SlotError(f"segment {segment}: all {self.segments} segments are lent")
         if segment >= len(self._owner):
@@ -239,7 +249,7 @@ class SlabAllocator:
     def release(self, segment: int) -> None:
         """Takes back a lent segment whose slots are all free. Raises ``SlotError`` otherwise."""
         cls = self.owner(segment)
-        if cls == UNLENT or self._busy[segment]:
+        if cls < 0 or self._busy[segment]:
             raise SlotError(f"segment {segment} has slots in use or is not lent")
         first = segment * self.classes[cls].per_segment
         if not self._pools[cls].retire(first, self.slots_in(cls, segment)):
@@ -249,10 +259,41 @@ class SlabAllocator:
 
     def trim(self) -> int:
         """Takes back every wholly free segment; returns how many. Cost: the segments."""
-        idle = np.flatnonzero((self._owner != UNLENT) & (self._busy == 0))
+        idle = np.flatnonzero((self._owner >= 0) & (self._busy == 0))
         for segment in idle:
             self.release(int(segment))
         return len(idle)
+
+    def hold(self, segment: int) -> bool:
+        """Keeps an unlent segment from being lent; False where it is needed or not unlent."""
+        unlent = np.count_nonzero(self._owner == UNLENT)
+        if self.owner(segment) != UNLENT or unlent < 2 + len(self.classes):
+            return False
+        self._owner[segment] = HELD
+        return True
+
+    def unhold(self, segment: int) -> None:
+        """Makes a held segment unlent again."""
+        if self.owner(segment) == HELD:
+            self._owner[segment] = UNLENT
+
+    def ban(self, segment: int) -> None:
+        """Takes a segment out of use for good: nothing free in it is given out again, and what is
+        freed later stays in quarantine. Cost: the slots of the segment.
+        """
+        cls = self.owner(segment)
+        if segment >= len(self._owner):
+            return
+        self._banned.add(segment)
+        if cls < 0:
+            self._owner[segment] = BANNED
+            return
+        first = segment * self.classes[cls].per_segment
+        slots = np.arange(first, first + self.slots_in(cls, segment), dtype=np.int32)
+        pool = self._pools[cls]
+        free = slots[[pool.state(int(slot)) == FREE for slot in slots]]
+        pool.move(free, FREE, QUARANTINE)
+        self._count(cls, free, 1)
 
     def changes(self) -> tuple[list[int], list[int]]:
         """Segments lent, and segments taken back, since the last call, in order. One that was
@@ -271,23 +312,41 @@ class SlabAllocator:
                 raise InvariantError("I7", f"pool of class {cls}: counts and states disagree")
             mine = [int(s) for s in np.flatnonzero(self._owner == cls)]
             slots = sum(self.slots_in(cls, segment) for segment in mine)
-            if slots != self.occupied(cls) + pool.count(FREE) or slots != pool.capacity:
+            if slots != self.occupied(cls) + pool.count(FREE):
                 raise InvariantError("I8", f"class {cls}: {slots} slots lent, the pool disagrees")
             if int(self._busy[mine].sum()) != self.occupied(cls):
                 raise InvariantError("I8", f"class {cls}: busy counts and pool disagree")
-        if np.any(self._busy < 0) or np.any(self._busy[self._owner == UNLENT]):
+        if np.any(self._busy < 0) or np.any(self._busy[self._owner < 0]):
             raise InvariantError("I7", "a segment that is not lent has slots in use")
 
     # ------------------------------------------------------------------ inside
 
-    def _obtainable(self, cls: int) -> npt.NDArray[np.int64]:
+    def _obtainable(self, cls: int) -> list[int]:
         """Segments that ``cls`` could be lent now, in the order in which it would get them."""
-        unlent = np.flatnonzero(self._owner == UNLENT)
-        room = max(0, self.segments - self.lent)
-        idle = np.flatnonzero(
-            (self._owner != UNLENT) & (self._owner != cls) & (self._busy == 0)
-        )
-        return np.concatenate((unlent[:room], idle))
+        mine = self._owner[self._owner >= 0]
+        counts = np.bincount(mine, minlength=len(self.classes))
+        starving = int(np.count_nonzero(counts == 0)) - int(counts[cls] == 0)
+        room = max(0, self.segments - len(mine) - starving)
+        result = [int(segment) for segment in np.flatnonzero(self._owner == UNLENT)[:room]]
+        for segment in np.flatnonzero((self._owner >= 0) & (self._busy == 0)):
+            other = int(self._owner[segment])
+            if other != cls and counts[other] > 1:
+                counts[other] -= 1
+                result.append(int(segment))
+        return result
+
+    def _give_back(self, cls: int, slots: Slots, source: int) -> None:
+        pool = self._pools[cls]
+        slots = np.ascontiguousarray(slots, np.int32)
+        if source != QUARANTINE and self._banned:
+            # All or nothing first; then there is one path for what must not be given out again.
+            pool.move(slots, source, QUARANTINE)
+            source = QUARANTINE
+        if self._banned:
+            segments, _ = self.place(cls, slots)
+            slots = slots[~np.isin(segments, list(self._banned))]
+        pool.move(slots, source, FREE)
+        self._count(cls, slots, -1)
 
     def _lend(self, cls: int, segment: int) -> None:
         per_segment = self.classes[cls].per_segment
