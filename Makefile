@@ -36,7 +36,8 @@ setup: $(INSTALLED)
 # The build environment is .venv itself: what wraps and compiles is pinned like all else. The
 # extension is left to build_ffi.py, which keeps its object files.
 $(INSTALLED): pyproject.toml setup.py constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) setuptools cffi
 	RADIX_NATIVE_SKIP=1 $(PIP) --no-build-isolation -e '.[torch,plot,cli,test]'
 	@touch $@
