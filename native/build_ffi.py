@@ -33,7 +33,9 @@ MODULE = "radix._native"
 TARGET_NAME = "_native.abi3.so"
 LIMITED_API = "0x030b0000"
 
-WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+# A function of Python that the limited API lacks would otherwise be missed only at import.
+STRICT = "-Werror=implicit-function-declaration"
+WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", STRICT]
 EVERY_MODE = [*WARNINGS, "-pthread", "-fPIC", "-fvisibility=hidden"]
 COMPILE = {
     "release": ["-O3"],
