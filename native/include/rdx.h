@@ -1,0 +1,385 @@
+/* rdx.h: the native half of the prefix cache. C11, no dependency, prefix rdx_.
+ *
+ * Everything here is called by one owner thread at a time, except the transfer threads of
+ * rdx_io, which touch nothing but their own queue and the memory that a job names.
+ * A call that fails (status != RDX_OK) leaves every structure as it was.
+ *
+ * A compressed radix tree over pages. A page is `page_bytes` bytes of key: P int32 tokens, or one
+ * opaque key. An edge holds k >= 1 pages; they lie, with every column, in one refcounted buffer:
+ *
+ *     node (64 bytes)            buffer: one allocation, capacity c pages
+ *     +--------------------+     +--------+----------------+-----------+-----------+
+ *     | parent  children   |     | refs   | page 0 .. c-1  | column 0  | column 1  | ...
+ *     | start   (pages)    |     | cap    | page_bytes     | c x bytes | c x bytes |
+ *     | off,len -----------+---> | used   | each           |           |           |
+ *     | protect stamp gen  |     +--------+----------------+-----------+-----------+
+ *     +--------------------+              ^ off ... off+len is this node's edge
+ *
+ * A split only makes a second node over the same buffer, so it costs the same for an edge of two
+ * pages and of two million. The new node is the *upper* one: the handle that a caller holds, the
+ * children, the pins and the jobs stay with the suffix.
+ *
+ *          before                      after a split at 3
+ *     A [p0 p1 p2 p3 p4]          U [p0 p1 p2] -> A [p3 p4]     one buffer, refs 2
+ *
+ * Columns: for each (group, tier) one int32 slot a page and, for each node, the interval [lo, hi)
+ * of its pages that are resident there. Eviction and window slides move a bound:
+ *
+ *     pages of the edge   0 1 2 3 4 5 6 7
+ *     column device       s s s s s . . .      lo=0 hi=5
+ *     column host         s s s s s s s s      lo=0 hi=8
+ */
+#ifndef RDX_H
+#define RDX_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---------------------------------------------------------------- status codes (status.c) */
+#define RDX_OK 0
+#define RDX_ENOMEM 1     /* an allocation failed; nothing changed */
+#define RDX_EARG 2       /* an argument is out of its range */
+#define RDX_ETOKEN 3     /* a token id is outside [0, 2^31) */
+#define RDX_ESTALE 4     /* a handle or cursor names something that is gone */
+#define RDX_ELEASE 5     /* a lease that was released already, or was never given */
+#define RDX_EFULL 6      /* not enough free slots */
+#define RDX_ESLOT 7      /* a slot is not in the state that the call needs (double free, foreign) */
+#define RDX_EINVARIANT 8 /* rdx_check found a broken invariant */
+#define RDX_EIO 9        /* the operating system refused a read, a write or a sync */
+#define RDX_ECORRUPT 10  /* bytes were read whose checksum is wrong */
+#define RDX_ESHORT 11    /* a file ended before the block did */
+#define RDX_ECANCELED 12 /* the job was cancelled before this part of it ran */
+#define RDX_ECLOSED 13   /* the object was closed */
+#define RDX_EBUSY 14     /* a bounded queue is full; offer the job again */
+#define RDX_ENOSPC 15    /* no space is left on the device */
+#define RDX_EROFS 16     /* the file system or the file is read-only */
+#define RDX_EPINNED 17   /* the operation would remove something that a lease protects */
+#define RDX_STATUS_COUNT 18
+
+/* The text of a status, for people; "unknown status" outside the range. */
+const char *rdx_status_text(int status);
+const char *rdx_status_name(int status);
+
+/* ---------------------------------------------------------------- keys and checksums (keys.c)
+ * XXH3 of the public specification, 64 and 128 bits, seed 0. */
+uint64_t rdx_xxh3_64(const void *data, uint64_t bytes);
+void rdx_xxh3_128(const void *data, uint64_t bytes, uint8_t out[16]); /* canonical, big endian */
+
+/* Chained page keys: key[i] = xxh3_128(key[i-1] || page[i]), key[-1] = parent (16 bytes).
+ * out: n * 16 bytes. Cost: n pages. */
+void rdx_keys_chain(const uint8_t *parent, const void *pages, uint32_t n, uint32_t page_bytes,
+                    uint8_t *out);
+
+/* ---------------------------------------------------------------- copies (copy.c)
+ * Where the blocks of a group lie in memory: block `slot` is the concatenation, in order, of
+ * bytes [base + slot*stride, +bytes) of each plane (one plane: page first; one a layer: layer
+ * first). Both sides of a copy concatenate to the same block size; their cuts may differ. */
+typedef struct rdx_plane {
+    uint64_t base;   /* address */
+    uint64_t stride; /* bytes from a slot to the next */
+    uint64_t bytes;  /* bytes of one slot in this plane */
+} rdx_plane;
+
+/* Copies n blocks src_slots[i] -> dst_slots[i]. Cost: the bytes. RDX_EARG if the totals differ.
+ * Wide stores that pass by the cache are used for large totals. */
+int rdx_copy_blocks(const rdx_plane *dst, uint32_t dst_planes, const int32_t *dst_slots,
+                    const rdx_plane *src, uint32_t src_planes, const int32_t *src_slots,
+                    uint32_t n);
+/* Checksums (xxh3-64) of n blocks, each over its concatenated planes. out: n values. */
+int rdx_checksum_blocks(const rdx_plane *src, uint32_t planes, const int32_t *slots, uint32_t n,
+                        uint64_t *out);
+/* Touches every page of [address, address+bytes) with `threads` threads (pre-fault). */
+int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads);
+
+/* ---------------------------------------------------------------- transfer threads (io.c) */
+typedef struct rdx_io rdx_io;
+
+#define RDX_OP_READ 1  /* file -> memory, verified against `checksum` unless payload_bytes == 0 */
+#define RDX_OP_WRITE 2 /* memory -> file, `checksum` is computed */
+#define RDX_CLASS_DEMAND 0
+#define RDX_CLASS_PREFETCH 1
+#define RDX_CLASS_STORE 2
+#define RDX_CLASS_COUNT 3
+#define RDX_JOB_SYNC 1 /* fdatasync each file of the job once, after its last write */
+#define RDX_PIECE_BYTES 524288
+
+/* One contiguous, checksummed run of bytes between a file and memory (a block, or a part or a
+ * shard piece of one). `status` and, for writes, `checksum` are filled in; they are final once
+ * the job's completion has been polled. Runs over RDX_PIECE_BYTES are cut into pieces. */
+typedef struct rdx_op {
+    uint32_t kind;
+    int32_t fd;
+    uint64_t offset;        /* in the file, bytes */
+    uint64_t memory;        /* address */
+    uint64_t bytes;         /* bytes moved; padded to the alignment where O_DIRECT asks for it */
+    uint64_t payload_bytes; /* the checksum covers the first payload_bytes; a file may end there */
+    uint64_t checksum;      /* xxh3-64: expected (read) or computed (write) */
+    uint32_t block;         /* the caller's index of the block, untouched */
+    int32_t status;         /* RDX_OK, RDX_EIO, RDX_ECORRUPT, RDX_ESHORT, RDX_ENOSPC, ... */
+} rdx_op;
+
+typedef struct rdx_completion {
+    uint64_t job;
+    int32_t status;  /* RDX_OK, or the status of the first part that failed */
+    uint32_t failed; /* index of that part (copy: block); == number of parts if none failed */
+    uint64_t bytes;  /* bytes really moved */
+    uint64_t queued_ns;
+    uint64_t run_ns;
+} rdx_completion;
+
+/* threads >= 1; at most `queue` jobs of each class wait or run (RDX_EBUSY beyond). */
+int rdx_io_new(uint32_t threads, uint32_t queue, rdx_io **out);
+/* Waits for running pieces, cancels the rest, joins the threads. Completions not polled are lost.
+ */
+void rdx_io_free(rdx_io *io);
+/* The caller keeps `ops` and the memory they name until the completion of `job` was polled. One
+ * part's failure does not stop the others. With RDX_JOB_SYNC a write whose status is RDX_OK is
+ * durable. RDX_EARG: `job` is pending already, or a part is out of its range. */
+int rdx_io_submit(rdx_io *io, uint64_t job, uint32_t cls, uint32_t flags, rdx_op *ops, uint32_t n);
+/* A copy job: rdx_copy_blocks in a transfer thread, in pieces. The planes and slots are copied at
+ * the call; the memory they point at is the caller's until the completion was polled. */
+int rdx_io_submit_copy(rdx_io *io, uint64_t job, uint32_t cls, const rdx_plane *dst,
+                       uint32_t dst_planes, const int32_t *dst_slots, const rdx_plane *src,
+                       uint32_t src_planes, const int32_t *src_slots, uint32_t n);
+/* What has not begun is skipped (RDX_ECANCELED); the completion still comes, exactly once.
+ * RDX_ESTALE: no such job is pending. */
+int rdx_io_cancel(rdx_io *io, uint64_t job);
+/* Takes up to max completions, oldest first; returns how many. Never blocks. */
+uint32_t rdx_io_poll(rdx_io *io, rdx_completion *out, uint32_t max);
+/* Waits until a completion is ready, nothing is pending or the time is over; returns completions
+ * ready. */
+uint32_t rdx_io_wait(rdx_io *io, uint32_t timeout_ms);
+/* Jobs submitted whose completion has not been polled. */
+uint32_t rdx_io_pending(const rdx_io *io);
+/* An eventfd that is readable while completions are ready. */
+int rdx_io_event_fd(const rdx_io *io);
+/* Fault injection for tests: the k-th file operation from now (1-based; reads, writes, syncs
+ * counted together) fails with `status`, and `sticky` makes every later one fail too. k=0: off. */
+void rdx_io_fail_at(rdx_io *io, uint64_t k, int status, int sticky);
+/* For tests: only so many more pieces begin (a sync is one); UINT64_MAX, the start: no limit. */
+void rdx_io_allow(rdx_io *io, uint64_t pieces);
+
+/* ---------------------------------------------------------------- slot pools (pool.c)
+ * Every slot of [0, capacity) has exactly one state. reserve is all or nothing; lowest index
+ * first after a fresh start, most recently freed first later (warm slots); what one call freed
+ * comes back in the order of that call. */
+#define RDX_SLOT_FREE 0
+#define RDX_SLOT_RESERVED 1   /* given out, its bytes are not yet final */
+#define RDX_SLOT_USED 2       /* committed: visible, one owner in the tree */
+#define RDX_SLOT_QUARANTINE 3 /* free but fenced */
+#define RDX_SLOT_RETIRED 4    /* out of the pool: its segment is lent elsewhere */
+typedef struct rdx_pool rdx_pool;
+int rdx_pool_new(uint32_t capacity, rdx_pool **out);
+void rdx_pool_free(rdx_pool *pool);
+int rdx_pool_grow(rdx_pool *pool, uint32_t more); /* appends slots [capacity, capacity+more) */
+/* Takes slots [first, first+n) out of the pool until they are revived (RDX_ESLOT unless all are
+ * free). revive brings retired ones back, behind all that are free. */
+int rdx_pool_retire(rdx_pool *pool, uint32_t first, uint32_t n);
+int rdx_pool_revive(rdx_pool *pool, uint32_t first, uint32_t n);
+int rdx_pool_reserve(rdx_pool *pool, uint32_t n, int32_t *out);
+/* Moves slots from state `from` to `to`; all or nothing: RDX_ESLOT names the first bad index. */
+int rdx_pool_move(rdx_pool *pool, const int32_t *slots, uint32_t n, uint32_t from, uint32_t to,
+                  uint32_t *bad);
+/* Marks named free slots as used (restart: the slots that a disk index names). */
+int rdx_pool_claim(rdx_pool *pool, const int32_t *slots, uint32_t n, uint32_t *bad);
+uint32_t rdx_pool_capacity(const rdx_pool *pool);
+uint32_t rdx_pool_count(const rdx_pool *pool, uint32_t state);
+uint32_t rdx_pool_state(const rdx_pool *pool, uint32_t slot);
+int rdx_pool_check(const rdx_pool *pool);
+
+/* ---------------------------------------------------------------- tree (tree.c) */
+typedef struct rdx_tree rdx_tree;
+typedef uint64_t rdx_handle; /* generation << 32 | index; 0 is no node */
+
+#define RDX_MAX_COLUMNS 64
+#define RDX_NO_SLOT (-1)
+
+/* Where a match ended: `pages` pages from the root, inside or at the end of `node`. */
+typedef struct rdx_cursor {
+    rdx_handle node;
+    uint32_t pages;
+    uint32_t root; /* index of the root: what is left of a cursor whose node is gone */
+} rdx_cursor;
+
+typedef struct rdx_tree_config {
+    uint32_t page_bytes;
+    uint32_t check_ids; /* 1: pages are int32 tokens and ids outside [0, 2^31) are refused */
+    uint32_t groups;    /* columns = groups * tiers, column = group * tiers + tier */
+    uint32_t tiers;
+    uint32_t key_bytes; /* 16: keep the chained page key of each page; 0: do not */
+    uint32_t reserved;
+    uint64_t seed; /* of the child table; never decides anything */
+} rdx_tree_config;
+
+typedef struct rdx_tree_stats {
+    uint64_t nodes;
+    uint64_t pages; /* pages of live edges */
+    uint64_t buffers;
+    uint64_t bytes; /* of nodes, buffers, tables and columns */
+    uint64_t roots;
+    uint64_t leases;
+    uint64_t clock;
+    uint64_t splits;
+    uint64_t compactions;
+    uint64_t removed_nodes;
+} rdx_tree_stats;
+
+int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out);
+void rdx_tree_free(rdx_tree *tree);
+uint32_t rdx_tree_page_bytes(const rdx_tree *tree);
+/* Width of the ids that evict gives: 16 where keys are kept, else page_bytes. */
+uint32_t rdx_tree_id_bytes(const rdx_tree *tree);
+int rdx_tree_checks_ids(const rdx_tree *tree);
+void rdx_tree_get_stats(const rdx_tree *tree, rdx_tree_stats *out);
+
+/* A root for one namespace. `key`: 16 bytes, the key that its first page chains from (or NULL). */
+int rdx_root_new(rdx_tree *tree, const uint8_t *key, rdx_handle *out);
+/* RDX_EPINNED while it has a child or a lease. */
+int rdx_root_free(rdx_tree *tree, rdx_handle root);
+
+/* The result of a match; nothing is changed. All in pages from the root. For each group a page
+ * counts when it is resident in a readable tier; `device` counts tier 0 alone. */
+typedef struct rdx_match {
+    rdx_cursor structural; /* where the walk ended */
+    uint32_t device_pages; /* contiguous from the root in tier 0, all groups, <= limit */
+    uint32_t hit_pages;    /* contiguous from the root in the union of readable tiers, <= limit */
+    uint32_t limit_pages;  /* the most that the caller may use */
+    uint32_t stop;         /* RDX_STOP_* : why the hit is not longer */
+} rdx_match;
+#define RDX_STOP_LIMIT 0 /* everything that was asked for is there */
+#define RDX_STOP_COLD 1  /* no such page in the tree */
+#define RDX_STOP_HOLE 2  /* the page is in the tree, its block in no readable tier */
+
+/* n pages at `pages`; at most `limit` of them count as hit. `readable`: bit t = tier t.
+ * Cost: the pages compared. */
+int rdx_tree_match(const rdx_tree *tree, rdx_handle root, const void *pages, uint32_t n,
+                   uint32_t limit, uint32_t readable, rdx_match *out);
+/* Many prompts, walked in turns with prefetch. counts[i] pages at pages[i]. */
+int rdx_tree_match_many(const rdx_tree *tree, uint32_t m, const rdx_handle *roots,
+                        const void *const *pages, const uint32_t *counts, const uint32_t *limits,
+                        uint32_t readable, rdx_match *out);
+
+/* Finds where `cursor` lies now. A cursor whose node is gone gives the root's end (0 pages): a
+ * stale cursor is a shorter one. */
+void rdx_cursor_resolve(const rdx_tree *tree, rdx_cursor cursor, rdx_cursor *out);
+
+typedef struct rdx_insert {
+    rdx_cursor end;      /* of the whole inserted run */
+    uint32_t existing;   /* pages after `from` that stood in the tree already */
+    uint32_t created;    /* pages that are new */
+    uint32_t attached;   /* existing pages that got a slot in some column */
+    uint32_t duplicates; /* existing pages for which some column had a slot already */
+} rdx_insert;
+
+/* Inserts n pages after `from` and gives them slots: slots[c*n + i] for page i in column
+ * columns[c] (RDX_NO_SLOT: none). canonical (same shape, may be NULL) receives the slots that
+ * count from now on: where it differs from what was given, the caller still owns its own slot.
+ * lease (0: none) is a lease that ends at `from`; it is moved to the new end and thereby covers
+ * the new pages. A page that cannot be attached without a second interval keeps RDX_NO_SLOT.
+ * Cost: the n pages; never the prefix. */
+int rdx_tree_insert(rdx_tree *tree, rdx_cursor from, const void *pages, uint32_t n,
+                    const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
+                    int32_t *canonical, uint64_t lease, rdx_insert *out);
+
+/* Leases: the only pin. Pins the path from the root to `at`, splitting where it ends inside an
+ * edge. A stale cursor is resolved first: *end tells what is really pinned, and is the cursor to
+ * go on from (the node that `at` named may be evicted behind it). */
+int rdx_lease_take(rdx_tree *tree, rdx_cursor at, uint64_t *lease, rdx_cursor *end);
+/* Releases and stamps its end node as most recently used, in every tier. */
+int rdx_lease_release(rdx_tree *tree, uint64_t lease);
+/* Moves a lease down or up its own path or to a descendant; the new end is pinned first. */
+int rdx_lease_move(rdx_tree *tree, uint64_t lease, rdx_cursor at, uint32_t *pages);
+int rdx_lease_end(const rdx_tree *tree, uint64_t lease, rdx_cursor *out);
+
+/* ---------------------------------------------------------------- columns (columns.c) */
+/* Slots of pages [first, first+n) of the path to `at` in one column; RDX_NO_SLOT where none.
+ * Cost: n pages and the nodes of [first, at]. */
+int rdx_slots_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                  int32_t *out);
+/* The keys (16 bytes each) or the page bytes of pages [first, first+n) of the path to `at`. */
+int rdx_keys_get(const rdx_tree *tree, rdx_cursor at, uint32_t first, uint32_t n, uint8_t *out);
+int rdx_pages_get(const rdx_tree *tree, rdx_cursor at, uint32_t first, uint32_t n, void *out);
+/* Gives pages [first, first+n) of the path to `at` slots in one column (a finished copy).
+ * canonical as in insert. Nodes are stamped only if `touch`. */
+int rdx_slots_attach(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                     const int32_t *slots, int32_t *canonical, int touch, uint32_t *attached);
+/* Takes page `page` of the path to `at` out of a column (a corrupt block): its slot comes back.
+ * Splits only where a second interval would be needed. RDX_NO_SLOT if it was not there. May
+ * remove what no tier holds any more. A pin does not hinder it: what is pinned is the path. */
+int rdx_slots_drop(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t page, int32_t *slot);
+
+/* ---------------------------------------------------------------- order (order.c) */
+/* Evicts up to n blocks of a column, least recently used first, page by page from the end of a
+ * leaf: children before parents. slots: room for n. ids (may be NULL): room for n keys of 16 bytes
+ * (page_bytes each where keys are not kept). *freed tells how many. Cost: the blocks freed. */
+int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
+              uint32_t *freed);
+/* The stamp of the next victim (UINT64_MAX: nothing can go). */
+uint64_t rdx_evict_peek(const rdx_tree *tree, uint32_t column);
+/* Stamps the deepest node of the path to `at` that has data, in every column. */
+int rdx_touch(rdx_tree *tree, rdx_cursor at);
+
+typedef struct rdx_column_stats {
+    uint64_t resident;         /* blocks in the column */
+    uint64_t protected_blocks; /* on nodes that are protected */
+    uint64_t listed;           /* nodes in the list */
+} rdx_column_stats;
+void rdx_column_get_stats(const rdx_tree *tree, uint32_t column, rdx_column_stats *out);
+
+/* Rebuilds paths from unordered records (a reopened disk): n records with keys, parents (16 bytes
+ * each), pages (page_bytes each) and slots; ids ascend with age of insertion. A record whose
+ * parent is neither `root_key` nor another record, or whose key is not the key of its page under
+ * its parent, is not linked: linked[i] = 0. Cost: n. */
+int rdx_tree_restore(rdx_tree *tree, rdx_handle root, uint32_t column, uint32_t n,
+                     const uint8_t *keys, const uint8_t *parents, const void *pages,
+                     const int32_t *slots, uint8_t *linked, uint32_t *nlinked);
+
+/* ---------------------------------------------------------------- sets of keys (flat.c)
+ * The flat store: each key is a child of a root in a tree of opaque keys (one page each). All
+ * calls take n keys of page_bytes at `keys`; handles 0 where a key is not there.
+ * Cost: n, one crossing. */
+int rdx_flat_find(const rdx_tree *tree, rdx_handle root, const void *keys, uint32_t n,
+                  rdx_handle *out);
+/* Slots of the found nodes in a column (RDX_NO_SLOT where none). */
+int rdx_flat_slots(const rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint32_t column,
+                   int32_t *out);
+/* A lease for each node; all or nothing (RDX_ESTALE if one is gone). */
+int rdx_flat_lease(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint64_t *leases);
+/* Releases n leases, in the given order, the last being the most recent. All or
+ * nothing: RDX_ELEASE if one is not held or stands twice. */
+int rdx_flat_release(rdx_tree *tree, const uint64_t *leases, uint32_t n);
+/* Inserts keys with a slot each in one column; canonical as in insert. */
+int rdx_flat_insert(rdx_tree *tree, rdx_handle root, const void *keys, uint32_t n, uint32_t column,
+                    const int32_t *slots, int32_t *canonical);
+/* Stamps the nodes that are there, in the given order. */
+int rdx_flat_touch(rdx_tree *tree, const rdx_handle *nodes, uint32_t n);
+/* Takes the block of each node out of a column; slots receives them (RDX_NO_SLOT if not there). */
+int rdx_flat_drop(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint32_t column,
+                  int32_t *slots);
+
+/* ---------------------------------------------------------------- iteration and checks */
+typedef struct rdx_node_view {
+    rdx_handle node;
+    rdx_handle parent;
+    uint32_t start;   /* pages before this edge */
+    uint32_t pages;   /* pages of this edge */
+    uint32_t protect; /* own pins + protected children */
+    uint32_t children;
+} rdx_node_view;
+/* Nodes in depth-first order, the root first; returns how many were written (at most max). */
+int rdx_tree_nodes(const rdx_tree *tree, rdx_handle root, rdx_node_view *out, uint32_t max,
+                   uint32_t *n);
+int rdx_node_interval(const rdx_tree *tree, rdx_handle node, uint32_t column, uint32_t *lo,
+                      uint32_t *hi);
+/* Handles in list order of a column, head (next victim) first. */
+int rdx_order_nodes(const rdx_tree *tree, uint32_t column, rdx_handle *out, uint32_t max,
+                    uint32_t *n);
+/* Walks every invariant. On RDX_EINVARIANT `what` holds its number and what was found. device: 1
+ * where tier 0 may have no holes (I21). Cost: the whole tree. */
+int rdx_check(const rdx_tree *tree, int device, char *what, uint32_t what_bytes);
+/* For tests: which compare path runs: 0 scalar, 1 AVX2, 2 NEON; set picks one (RDX_EARG if absent).
+ */
+int rdx_dispatch_get(void);
+int rdx_dispatch_set(int path);
+/* For tests: the k-th allocation from now fails (1-based), 0 = off; returns allocations so far. */
+uint64_t rdx_alloc_fail_at(uint64_t k);
+#endif

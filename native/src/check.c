@@ -1,0 +1,299 @@
+/* check.c: every invariant of the native half, by number. Recomputes what the running values claim;
+ * trusts nothing but the node array. Cost: the whole tree.
+ */
+#include "tree.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+typedef struct report {
+    const rdx_tree *t;
+    char *what;
+    uint32_t bytes;
+} report;
+
+static int broken(const report *r, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (r->what && r->bytes) {
+        vsnprintf(r->what, r->bytes, format, args);
+    }
+    va_end(args);
+    return RDX_EINVARIANT;
+}
+
+static bool is_live(const rdx_tree *t, uint32_t i) {
+    return i < t->node_used && (t->nodes[i].flags & NODE_LIVE);
+}
+
+/* I1, I2, I3: the node against its parent, its siblings and the child table. */
+static int check_place(const report *r, uint32_t i) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    if (x->flags & NODE_ROOT) {
+        if (x->parent != NIL || x->len != 0 || x->start != 0 || x->root != i || x->buf) {
+            return broken(r, "I1: root %u has a parent, a key or a position", i);
+        }
+        return RDX_OK;
+    }
+    if (!is_live(t, x->parent)) {
+        return broken(r, "I2: node %u has a parent that is gone", i);
+    }
+    const node *p = node_at(t, x->parent);
+    if (x->len == 0) {
+        return broken(r, "I3: node %u has an empty key", i);
+    }
+    if (x->start != p->start + p->len || x->root != p->root) {
+        return broken(r, "I5: node %u starts at %u, its parent ends at %u", i, x->start,
+                      p->start + p->len);
+    }
+    if (x->hash != rdx_page_hash(t, x->parent, pages_at(t, x))) {
+        return broken(r, "I2: node %u stands under a foreign key", i);
+    }
+    uint32_t shared;
+    if (rdx_child_step(t, x->parent, pages_at(t, x), 1, &shared) != i) {
+        return broken(r, "I2: the child table does not find node %u (or finds a twin, I3)", i);
+    }
+    return RDX_OK;
+}
+
+/* I4, I13: children lists, reachability and the protect count. */
+static int check_children(const report *r, uint32_t i, uint64_t *linked, const uint32_t *pins) {
+    const rdx_tree *t = r->t;
+    uint32_t shielded = 0;
+    uint32_t prev = NIL;
+    for (uint32_t c = node_at(t, i)->first_child; c != NIL; c = node_at(t, c)->next_sibling) {
+        if (!is_live(t, c) || node_at(t, c)->parent != i || node_at(t, c)->prev_sibling != prev) {
+            return broken(r, "I2: the children of node %u are not linked as its children", i);
+        }
+        if (++*linked > t->live_nodes) {
+            return broken(r, "I4: the children of node %u form a circle", i);
+        }
+        shielded += node_at(t, c)->protect ? 1 : 0;
+        prev = c;
+    }
+    if (node_at(t, i)->protect != shielded + pins[i]) {
+        return broken(r, "I13: node %u counts %u, pins %u and protected children %u say otherwise",
+                      i, node_at(t, i)->protect, pins[i], shielded);
+    }
+    return RDX_OK;
+}
+
+static int check_buffer(const report *r, uint32_t i) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    if (x->flags & NODE_ROOT) {
+        return RDX_OK;
+    }
+    uint64_t live = 0;
+    uint32_t refs = 0;
+    uint32_t j = i;
+    do {
+        const node *y = node_at(t, j);
+        if (!is_live(t, j) || y->buf != x->buf || y->off + y->len > y->buf->used ||
+            node_at(t, y->buf_next)->buf_prev != j || ++refs > t->live_nodes) {
+            return broken(r, "I4: the buffer ring of node %u is broken at %u", i, j);
+        }
+        live += y->len;
+        j = y->buf_next;
+    } while (j != i);
+    if (refs != x->buf->refs || live != x->buf->live || x->buf->used > x->buf->cap) {
+        return broken(r, "I12: the buffer of node %u counts %u nodes and %u pages, not %u and %u",
+                      i, x->buf->refs, x->buf->live, refs, (uint32_t)live);
+    }
+    return RDX_OK;
+}
+
+/* I3, I12, I16, I20: intervals, counts of children with data, membership in the lists. */
+static int check_cells(const report *r, uint32_t i, order_list *sums) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    uint32_t held = 0;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        const cell *k = cell_at(t, i, c);
+        if (k->lo > k->hi || k->hi > x->len || (k->lo == k->hi && k->hi)) {
+            return broken(r, "I3: node %u column %u holds [%u,%u) of %u", i, c, k->lo, k->hi,
+                          x->len);
+        }
+        uint32_t kids = 0;
+        for (uint32_t y = x->first_child; y != NIL; y = node_at(t, y)->next_sibling) {
+            kids += cell_at(t, y, c)->hi != cell_at(t, y, c)->lo;
+        }
+        if (kids != k->kids) {
+            return broken(r, "I16: node %u column %u counts %u children with data, not %u", i, c,
+                          k->kids, kids);
+        }
+        bool data = k->hi != k->lo;
+        if (k->listed && (!data || x->protect)) {
+            return broken(r, "I18: node %u stands in list %u but %s", i, c,
+                          data ? "is protected" : "has no data");
+        }
+        if (data && !x->protect && kids == 0 && !k->listed) {
+            return broken(r, "I16: leaf %u of column %u could go but is not listed", i, c);
+        }
+        sums[c].resident += k->hi - k->lo;
+        sums[c].shielded += x->protect ? k->hi - k->lo : 0;
+        sums[c].listed += k->listed;
+        held = k->hi > held ? k->hi : held;
+    }
+    bool leaf = x->first_child == NIL && !x->protect && !(x->flags & NODE_ROOT);
+    if (t->columns && leaf && held != x->len) {
+        return broken(r, "I20: leaf %u keeps %u pages of which no tier holds more than %u", i,
+                      x->len, held);
+    }
+    return RDX_OK;
+}
+
+static int check_list(const report *r, uint32_t c, const order_list *sum) {
+    const rdx_tree *t = r->t;
+    const order_list *l = &t->lists[c];
+    uint64_t count = 0;
+    uint64_t stamp = 0;
+    uint32_t prev = NIL;
+    for (uint32_t i = l->head; i != NIL; i = cell_at(t, i, c)->next) {
+        if (!is_live(t, i) || !cell_at(t, i, c)->listed || cell_at(t, i, c)->prev != prev ||
+            ++count > t->live_nodes) {
+            return broken(r, "I18: list %u is broken at node %u", c, i);
+        }
+        if (cell_at(t, i, c)->stamp < stamp) {
+            return broken(r, "I18: list %u goes back in time at node %u", c, i);
+        }
+        stamp = cell_at(t, i, c)->stamp;
+        prev = i;
+    }
+    if (l->tail != prev || count != l->listed || count != sum->listed) {
+        return broken(r, "I18: list %u holds %u nodes, %u say that they stand in it", c,
+                      (uint32_t)count, (uint32_t)sum->listed);
+    }
+    if (l->resident != sum->resident || l->shielded != sum->shielded) {
+        return broken(r, "I12: column %u counts %u blocks and %u protected, the tree has %u and %u",
+                      c, (uint32_t)l->resident, (uint32_t)l->shielded, (uint32_t)sum->resident,
+                      (uint32_t)sum->shielded);
+    }
+    return RDX_OK;
+}
+
+/* I21 for the first tier of each group: no gap between the root and what it holds. */
+static int check_contiguous(const report *r, uint32_t i, uint32_t column) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    const cell *k = cell_at(t, i, column);
+    if (k->hi == k->lo) {
+        return RDX_OK;
+    }
+    const node *p = node_at(t, x->parent);
+    const cell *above = cell_at(t, x->parent, column);
+    bool whole = (p->flags & NODE_ROOT) || (above->lo == 0 && above->hi == p->len);
+    if (k->lo != 0 || !whole) {
+        return broken(r, "I21: node %u is resident in column %u over a gap", i, column);
+    }
+    return RDX_OK;
+}
+
+static int check_nodes(const report *r, const uint32_t *pins, order_list *sums, uint32_t device) {
+    const rdx_tree *t = r->t;
+    uint64_t linked = t->roots;
+    uint64_t live = 0;
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        if (!is_live(t, i)) {
+            continue;
+        }
+        live++;
+        pages += node_at(t, i)->len;
+        int status = check_place(r, i);
+        status = status ? status : check_children(r, i, &linked, pins);
+        status = status ? status : check_buffer(r, i);
+        status = status ? status : check_cells(r, i, sums);
+        for (uint32_t g = 0; device && g < t->groups && status == RDX_OK; g++) {
+            status = check_contiguous(r, i, g * t->tiers);
+        }
+        if (status != RDX_OK) {
+            return status;
+        }
+    }
+    if (live != t->live_nodes || linked != live || pages != t->live_pages) {
+        return broken(r, "I4: %u live nodes, %u registered, %u linked; %u pages, %u counted",
+                      (uint32_t)live, (uint32_t)t->live_nodes, (uint32_t)linked, (uint32_t)pages,
+                      (uint32_t)t->live_pages);
+    }
+    if (t->table_used != live - t->roots) {
+        return broken(r, "I4: the child table holds %u of %u nodes", t->table_used,
+                      (uint32_t)(live - t->roots));
+    }
+    return RDX_OK;
+}
+
+static int check_all(const report *r, uint32_t device) {
+    const rdx_tree *t = r->t;
+    uint32_t *pins = rdx_calloc(t->node_used + 1, sizeof(uint32_t));
+    order_list *sums = rdx_calloc(t->columns + 1, sizeof(order_list));
+    int status = pins && sums ? RDX_OK : RDX_ENOMEM;
+    uint64_t leases = 0;
+    for (uint32_t k = 0; k < t->lease_used && status == RDX_OK; k++) {
+        if (t->leases[k].node == NIL) {
+            continue;
+        }
+        leases++;
+        if (!is_live(t, t->leases[k].node)) {
+            status = broken(r, "I14: lease %u names a node that is gone", k);
+        } else {
+            pins[t->leases[k].node]++;
+        }
+    }
+    if (status == RDX_OK && leases != t->live_leases) {
+        status = broken(r, "I14: %u leases are out, %u are counted", (uint32_t)leases,
+                        (uint32_t)t->live_leases);
+    }
+    if (status == RDX_OK) {
+        status = check_nodes(r, pins, sums, device);
+    }
+    for (uint32_t c = 0; c < t->columns && status == RDX_OK; c++) {
+        status = check_list(r, c, &sums[c]);
+    }
+    rdx_free_mem(pins);
+    rdx_free_mem(sums);
+    return status;
+}
+
+int rdx_check(const rdx_tree *t, int device, char *what, uint32_t what_bytes) {
+    report r = {t, what, what_bytes};
+    if (what && what_bytes) {
+        what[0] = 0;
+    }
+    return check_all(&r, device != 0);
+}
+
+/* ---------------------------------------------------------------- iteration */
+int rdx_tree_nodes(const rdx_tree *t, rdx_handle root, rdx_node_view *out, uint32_t max,
+                   uint32_t *n) {
+    uint32_t i = node_of(t, root);
+    *n = 0;
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    uint32_t top = i;
+    while (i != NIL && *n < max) {
+        const node *x = node_at(t, i);
+        uint32_t children = 0;
+        for (uint32_t c = x->first_child; c != NIL; c = node_at(t, c)->next_sibling) {
+            children++;
+        }
+        out[(*n)++] = (rdx_node_view){
+            .node = handle_of(t, i),
+            .parent = x->flags & NODE_ROOT ? 0 : handle_of(t, x->parent),
+            .start = x->start,
+            .pages = x->len,
+            .protect = x->protect,
+            .children = children,
+        };
+        if (x->first_child != NIL) {
+            i = x->first_child;
+            continue;
+        }
+        while (i != top && node_at(t, i)->next_sibling == NIL) {
+            i = node_at(t, i)->parent;
+        }
+        i = i == top ? NIL : node_at(t, i)->next_sibling;
+    }
+    return RDX_OK;
+}

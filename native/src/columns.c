@@ -1,0 +1,373 @@
+/* columns.c: which pages of an edge are resident in which (group, tier), and in which slot. Tied to
+ * the structure by the observer table. Keeps I3 (intervals), I6 (a split changes nothing that can
+ * be asked), I12, I20, I21.
+ */
+#include "tree.h"
+
+static int on_reserve(void *self, uint32_t nodes) {
+    rdx_tree *t = self;
+    if (nodes <= t->cell_nodes || t->columns == 0) {
+        return RDX_OK;
+    }
+    cell *cells = rdx_realloc(t->cells, (size_t)nodes * t->columns * sizeof(cell));
+    if (!cells) {
+        return RDX_ENOMEM;
+    }
+    size_t old = (size_t)t->cell_nodes * t->columns;
+    memset(cells + old, 0, ((size_t)nodes * t->columns - old) * sizeof(cell));
+    t->cells = cells;
+    t->cell_nodes = nodes;
+    return RDX_OK;
+}
+
+/* The upper part takes the bounds of its pages; order and stamp stay with the lower part, as long
+ * as it has data. */
+static void on_split(void *self, uint32_t upper, uint32_t lower, uint32_t at) {
+    rdx_tree *t = self;
+    uint32_t parent = node_at(t, upper)->parent;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        cell *u = cell_at(t, upper, c);
+        cell *l = cell_at(t, lower, c);
+        *u = (cell){0};
+        if (l->hi == l->lo) {
+            l->lo = l->hi = 0;
+            continue;
+        }
+        cell *p = cell_at(t, parent, c);
+        p->kids--;
+        u->lo = l->lo < at ? l->lo : at;
+        u->hi = l->hi < at ? l->hi : at;
+        l->lo = l->lo > at ? l->lo - at : 0;
+        l->hi = l->hi > at ? l->hi - at : 0;
+        if (u->hi == u->lo) {
+            u->lo = u->hi = 0;
+        } else {
+            p->kids++;
+        }
+        if (l->hi != l->lo) {
+            u->kids++;
+            if (u->hi == u->lo) {
+                rdx_list_inherit(t, upper, c); /* a hole above: the parent may be a leaf now */
+            }
+        } else if (l->listed) {
+            rdx_list_after(t, upper, c, lower, l->stamp);
+            rdx_list_remove(t, lower, c);
+        } else if (!node_at(t, lower)->protect) {
+            rdx_list_head(t, upper, c); /* a leaf now, above a hole */
+        }
+    }
+}
+
+static void on_remove(void *self, uint32_t i) {
+    rdx_tree *t = self;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        rdx_list_remove(t, i, c);
+        *cell_at(t, i, c) = (cell){0};
+    }
+}
+
+static void on_protect(void *self, uint32_t i, int shield) {
+    rdx_tree *t = self;
+    if (shield == SHIELD_OFF_END) {
+        t->stamped = 0;
+    }
+    for (uint32_t c = 0; c < t->columns; c++) {
+        cell *k = cell_at(t, i, c);
+        uint32_t held = k->hi - k->lo;
+        if (shield == SHIELD_ON) {
+            t->lists[c].shielded += held;
+            rdx_list_remove(t, i, c);
+            continue;
+        }
+        t->lists[c].shielded -= held;
+        if (held && (!(t->stamped >> c & 1) || k->kids == 0)) {
+            t->stamped |= 1ull << c;
+            rdx_list_tail(t, i, c, t->clock);
+        }
+    }
+}
+
+static uint32_t on_held(void *self, uint32_t i) {
+    rdx_tree *t = self;
+    uint32_t most = 0;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        uint32_t hi = cell_at(t, i, c)->hi;
+        most = hi > most ? hi : most;
+    }
+    return most;
+}
+
+int rdx_columns_new(rdx_tree *t) {
+    t->lists = rdx_calloc(t->columns ? t->columns : 1, sizeof(order_list));
+    if (!t->lists) {
+        return RDX_ENOMEM;
+    }
+    for (uint32_t c = 0; c < t->columns; c++) {
+        t->lists[c].head = t->lists[c].tail = NIL;
+    }
+    if (t->columns) {
+        t->observer = (rdx_observer){.self = t,
+                                     .reserve = on_reserve,
+                                     .split = on_split,
+                                     .remove = on_remove,
+                                     .protect = on_protect,
+                                     .held = on_held};
+    }
+    return RDX_OK;
+}
+
+void rdx_columns_free(rdx_tree *t) {
+    rdx_free_mem(t->cells);
+    rdx_free_mem(t->lists);
+}
+
+/* ---------------------------------------------------------------- attach */
+typedef struct part { /* pages [a, b) of one edge, and the slots offered for them */
+    int32_t *have;
+    const int32_t *offer;
+    int32_t *canonical;
+    uint32_t a;
+    uint32_t b;
+} part;
+
+static bool attach_one(cell *k, const part *p, uint32_t at) {
+    int32_t slot = p->offer[at - p->a];
+    if (slot == RDX_NO_SLOT) {
+        return false;
+    }
+    if (k->hi == k->lo) {
+        k->lo = at;
+        k->hi = at;
+    }
+    if (at == k->hi) {
+        k->hi++;
+    } else if (at + 1 == k->lo) {
+        k->lo--;
+    } else {
+        return false; /* a second interval */
+    }
+    p->have[at] = slot;
+    return true;
+}
+
+static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part *p,
+                            uint32_t *duplicates) {
+    node *x = node_at(t, i);
+    cell *k = cell_at(t, i, column);
+    uint32_t before = k->hi - k->lo;
+    uint32_t got = 0;
+    if (before) {
+        for (uint32_t at = p->a > k->lo ? p->a : k->lo; at < (p->b < k->hi ? p->b : k->hi); at++) {
+            *duplicates += p->offer[at - p->a] != RDX_NO_SLOT;
+        }
+        for (uint32_t at = p->b < k->lo ? p->b : k->lo; at > p->a; at--) {
+            got += attach_one(k, p, at - 1);
+        }
+    }
+    for (uint32_t at = before && p->a < k->hi ? k->hi : p->a; at < p->b; at++) {
+        got += attach_one(k, p, at);
+    }
+    if (p->canonical) {
+        for (uint32_t at = p->a; at < p->b; at++) {
+            bool in = at >= k->lo && at < k->hi;
+            p->canonical[at - p->a] = in ? p->have[at] : RDX_NO_SLOT;
+        }
+    }
+    if (got) {
+        t->lists[column].resident += got;
+        t->lists[column].shielded += x->protect ? got : 0;
+        if (!before) {
+            cell_at(t, x->parent, column)->kids++;
+        }
+    }
+    return got;
+}
+
+uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first, uint32_t n,
+                         const int32_t *slots, int32_t *canonical, uint32_t *duplicates) {
+    uint32_t got = 0;
+    for (uint32_t i = end; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
+        const node *x = node_at(t, i);
+        uint32_t lo = x->start > first ? x->start : first;
+        uint32_t hi = x->start + x->len < first + n ? x->start + x->len : first + n;
+        if (lo < hi) {
+            part p = {.have = slots_at(t, x, column),
+                      .offer = slots + (lo - first),
+                      .canonical = canonical ? canonical + (lo - first) : NULL,
+                      .a = lo - x->start,
+                      .b = hi - x->start};
+            got += attach_node(t, i, column, &p, duplicates);
+        }
+        if (x->start <= first) {
+            break;
+        }
+    }
+    return got;
+}
+
+int rdx_slots_attach(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                     const int32_t *slots, int32_t *canonical, int touch, uint32_t *attached) {
+    uint32_t i;
+    uint32_t pages;
+    *attached = 0;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    if (pages < (uint64_t)first + n) {
+        return RDX_ESTALE;
+    }
+    uint32_t twice = 0;
+    *attached = rdx_attach_path(t, i, column, first, n, slots, canonical, &twice);
+    if (*attached) {
+        rdx_list_leaves(t, i, column, first);
+    }
+    if (touch) {
+        t->clock++;
+        rdx_stamp_path(t, i);
+    }
+    return RDX_OK;
+}
+
+/* ---------------------------------------------------------------- reading a path */
+int rdx_slots_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                  int32_t *out) {
+    uint32_t i;
+    uint32_t pages;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL || pages < (uint64_t)first + n) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    for (; n && !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
+        const node *x = node_at(t, i);
+        const cell *k = cell_at(t, i, column);
+        const int32_t *s = slots_at(t, x, column);
+        uint32_t lo = x->start > first ? x->start : first;
+        uint32_t hi = x->start + x->len < first + n ? x->start + x->len : first + n;
+        for (uint32_t p = lo; p < hi; p++) {
+            uint32_t in = p - x->start;
+            out[p - first] = in >= k->lo && in < k->hi ? s[in] : RDX_NO_SLOT;
+        }
+        if (x->start <= first) {
+            break;
+        }
+    }
+    return RDX_OK;
+}
+
+static int rows_get(const rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t n, uint32_t width,
+                    bool keys, uint8_t *out) {
+    uint32_t i;
+    uint32_t pages;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL || pages < (uint64_t)first + n) {
+        return RDX_ESTALE;
+    }
+    for (; n && !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
+        const node *x = node_at(t, i);
+        const uint8_t *rows = keys ? keys_at(t, x) : pages_at(t, x);
+        uint32_t lo = x->start > first ? x->start : first;
+        uint32_t hi = x->start + x->len < first + n ? x->start + x->len : first + n;
+        if (lo < hi) {
+            memcpy(out + (size_t)(lo - first) * width, rows + (size_t)(lo - x->start) * width,
+                   (size_t)(hi - lo) * width);
+        }
+        if (x->start <= first) {
+            break;
+        }
+    }
+    return RDX_OK;
+}
+
+int rdx_keys_get(const rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t n, uint8_t *out) {
+    if (!t->key_bytes) {
+        return RDX_EARG;
+    }
+    return rows_get(t, at, first, n, t->key_bytes, true, out);
+}
+
+int rdx_pages_get(const rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t n, void *out) {
+    return rows_get(t, at, first, n, t->page_bytes, false, out);
+}
+
+/* ---------------------------------------------------------------- dropping one block */
+int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
+    node *x = node_at(t, i);
+    cell *k = cell_at(t, i, column);
+    uint32_t at = page - x->start;
+    if (at < k->lo || at >= k->hi) {
+        return RDX_NO_SLOT;
+    }
+    if (at != k->lo && at != k->hi - 1) {
+        i = rdx_split(t, i, at + 1); /* the page is the last of the upper part now */
+        x = node_at(t, i);
+        k = cell_at(t, i, column);
+    }
+    int32_t slot = slots_at(t, x, column)[at];
+    slots_at(t, x, column)[at] = RDX_NO_SLOT;
+    if (at == k->hi - 1) {
+        k->hi--;
+    } else {
+        k->lo++;
+    }
+    t->lists[column].resident--;
+    t->lists[column].shielded -= x->protect ? 1 : 0;
+    if (k->hi == k->lo) {
+        k->lo = k->hi = 0;
+        cell_at(t, x->parent, column)->kids--;
+        rdx_list_inherit(t, i, column);
+        rdx_list_remove(t, i, column);
+    }
+    return slot;
+}
+
+int rdx_slots_drop(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t page, int32_t *slot) {
+    *slot = RDX_NO_SLOT;
+    int status = rdx_make_room(t, 1);
+    if (status != RDX_OK) {
+        return status;
+    }
+    uint32_t i;
+    uint32_t pages;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL || page >= pages) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    while (page < node_at(t, i)->start) {
+        i = node_at(t, i)->parent;
+    }
+    *slot = rdx_drop_page(t, i, column, page);
+    rdx_trim(t, i);
+    return RDX_OK;
+}
+
+void rdx_column_get_stats(const rdx_tree *t, uint32_t column, rdx_column_stats *out) {
+    *out = (rdx_column_stats){0};
+    if (column < t->columns) {
+        const order_list *l = &t->lists[column];
+        *out = (rdx_column_stats){l->resident, l->shielded, l->listed};
+    }
+}
+
+int rdx_node_interval(const rdx_tree *t, rdx_handle h, uint32_t column, uint32_t *lo,
+                      uint32_t *hi) {
+    uint32_t i = node_of(t, h);
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    *lo = cell_at(t, i, column)->lo;
+    *hi = cell_at(t, i, column)->hi;
+    return RDX_OK;
+}

@@ -1,0 +1,71 @@
+/* compare.c: how far two runs of bytes agree. The inner loop of every match. */
+#include "tree.h"
+
+static uint64_t shared_scalar(const uint8_t *a, const uint8_t *b, uint64_t n) {
+    uint64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t x;
+        uint64_t y;
+        memcpy(&x, a + i, 8);
+        memcpy(&y, b + i, 8);
+        if (x != y) {
+            break;
+        }
+    }
+    while (i < n && a[i] == b[i]) {
+        i++;
+    }
+    return i;
+}
+
+#if RDX_HAVE_AVX2
+#include <immintrin.h>
+RDX_TARGET_AVX2 static uint64_t shared_avx2(const uint8_t *a, const uint8_t *b, uint64_t n) {
+    uint64_t i = 0;
+    for (; i + 128 <= n; i += 128) {
+        const __m256i *p = (const __m256i *)(const void *)(a + i);
+        const __m256i *q = (const __m256i *)(const void *)(b + i);
+        __m256i x0 = _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(q));
+        __m256i x1 = _mm256_xor_si256(_mm256_loadu_si256(p + 1), _mm256_loadu_si256(q + 1));
+        __m256i x2 = _mm256_xor_si256(_mm256_loadu_si256(p + 2), _mm256_loadu_si256(q + 2));
+        __m256i x3 = _mm256_xor_si256(_mm256_loadu_si256(p + 3), _mm256_loadu_si256(q + 3));
+        __m256i any = _mm256_or_si256(_mm256_or_si256(x0, x1), _mm256_or_si256(x2, x3));
+        if (!_mm256_testz_si256(any, any)) {
+            break;
+        }
+    }
+    return i + shared_scalar(a + i, b + i, n - i < 128 ? n - i : 128);
+}
+#endif
+
+#if RDX_HAVE_NEON
+#include <arm_neon.h>
+static uint64_t shared_neon(const uint8_t *a, const uint8_t *b, uint64_t n) {
+    uint64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        uint8x16_t x0 = veorq_u8(vld1q_u8(a + i), vld1q_u8(b + i));
+        uint8x16_t x1 = veorq_u8(vld1q_u8(a + i + 16), vld1q_u8(b + i + 16));
+        uint8x16_t x2 = veorq_u8(vld1q_u8(a + i + 32), vld1q_u8(b + i + 32));
+        uint8x16_t x3 = veorq_u8(vld1q_u8(a + i + 48), vld1q_u8(b + i + 48));
+        uint8x16_t any = vorrq_u8(vorrq_u8(x0, x1), vorrq_u8(x2, x3));
+        if (vmaxvq_u8(any)) {
+            break;
+        }
+    }
+    return i + shared_scalar(a + i, b + i, n - i < 64 ? n - i : 64);
+}
+#endif
+
+uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n) {
+#if RDX_HAVE_AVX2
+    if (rdx_path() == RDX_PATH_AVX2) {
+        return shared_avx2(a, b, n);
+    }
+#endif
+#if RDX_HAVE_NEON
+    if (rdx_path() == RDX_PATH_NEON) {
+        return shared_neon(a, b, n);
+    }
+#endif
+    return shared_scalar(a, b, n);
+}

@@ -1,0 +1,192 @@
+/* match.c: how much of a prompt is there. Changes nothing (I34). Structure is walked edge by edge;
+ * beside it run, for every group, the pages that tier 0 holds without a gap from the root, and
+ * those that the union of the readable tiers holds.
+ */
+#include "tree.h"
+
+typedef struct cover {
+    uint32_t device;
+    uint32_t hit;
+    bool device_open;
+    bool hit_open;
+} cover;
+
+/* Pages of [0, shared) of node i that `tiers` (a bit mask) hold without a gap, for one group. */
+static uint32_t union_pages(const cell *row, uint32_t tiers, uint32_t count, uint32_t shared) {
+    uint32_t reach = 0;
+    bool grew = true;
+    while (grew && reach < shared) {
+        grew = false;
+        for (uint32_t t = 0; t < count; t++) {
+            if (tiers >> t & 1 && row[t].lo <= reach && row[t].hi > reach) {
+                reach = row[t].hi;
+                grew = true;
+            }
+        }
+    }
+    return reach < shared ? reach : shared;
+}
+
+static void cover_node(const rdx_tree *t, uint32_t i, uint32_t shared, uint32_t readable,
+                       cover *c) {
+    const cell *row = cell_at(t, i, 0);
+    uint32_t device = shared;
+    uint32_t hit = shared;
+    for (uint32_t g = 0; g < t->groups && c->hit_open; g++, row += t->tiers) {
+        uint32_t d = union_pages(row, readable & 1, 1, shared);
+        uint32_t h = d == shared ? d : union_pages(row, readable, t->tiers, shared);
+        device = d < device ? d : device;
+        hit = h < hit ? h : hit;
+    }
+    if (c->device_open) {
+        c->device += device;
+        c->device_open = device == shared;
+    }
+    if (c->hit_open) {
+        c->hit += hit;
+        c->hit_open = hit == shared;
+    }
+}
+
+static void finish(const cover *c, uint32_t limit, rdx_match *out) {
+    out->limit_pages = limit;
+    out->device_pages = c->device < limit ? c->device : limit;
+    out->hit_pages = c->hit < limit ? c->hit : limit;
+    if (out->hit_pages == limit) {
+        out->stop = RDX_STOP_LIMIT;
+    } else {
+        out->stop = c->hit < out->structural.pages ? RDX_STOP_HOLE : RDX_STOP_COLD;
+    }
+}
+
+int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32_t n,
+                   uint32_t limit, uint32_t readable, rdx_match *out) {
+    uint32_t i = node_of(t, root);
+    if (i == NIL || !(node_at(t, i)->flags & NODE_ROOT)) {
+        return RDX_ESTALE;
+    }
+    const uint8_t *run = pages;
+    uint32_t root_index = i;
+    uint32_t at = 0;
+    cover c = {0, 0, true, true};
+    while (at < n) {
+        uint32_t shared;
+        uint32_t child = rdx_child_step(t, i, run + (size_t)at * t->page_bytes, n - at, &shared);
+        if (child == NIL) {
+            break;
+        }
+        i = child;
+        at += shared;
+        cover_node(t, i, shared, readable, &c);
+        if (shared < node_at(t, i)->len) {
+            break;
+        }
+    }
+    out->structural = (rdx_cursor){handle_of(t, i), at, root_index};
+    finish(&c, limit, out);
+    return RDX_OK;
+}
+
+/* ---------------------------------------------------------------- many at once
+ * Each prompt is a small machine of three steps, one memory access apart; each step asks for the
+ * line that the next one reads, and the other prompts' steps run in between. */
+#define LANES 16
+
+typedef struct lane {
+    uint32_t prompt; /* NIL: idle */
+    uint32_t node;
+    uint32_t at;
+    uint32_t hash;
+    uint32_t slot;
+    int step;
+    cover c;
+} lane;
+
+static void lane_start(const rdx_tree *t, lane *l, const uint8_t *run) {
+    l->hash = rdx_page_hash(t, l->node, run + (size_t)l->at * t->page_bytes);
+    l->slot = l->hash & (t->table_cap - 1);
+    __builtin_prefetch(&t->table[l->slot]);
+    l->step = 1;
+}
+
+/* True while the prompt goes on. */
+static bool lane_step(const rdx_tree *t, lane *l, const uint8_t *run, uint32_t n,
+                      uint32_t readable) {
+    const entry *e = &t->table[l->slot];
+    if (l->step == 1) {
+        while (e->node != NIL && e->hash != l->hash) {
+            l->slot = (l->slot + 1) & (t->table_cap - 1);
+            e = &t->table[l->slot];
+        }
+        if (e->node == NIL) {
+            return false;
+        }
+        __builtin_prefetch(node_at(t, e->node));
+        __builtin_prefetch(cell_at(t, e->node, 0));
+        l->step = 2;
+        return true;
+    }
+    const node *x = node_at(t, e->node);
+    if (l->step == 2) {
+        __builtin_prefetch(pages_at(t, x));
+        l->step = 3;
+        return true;
+    }
+    uint32_t shared;
+    uint32_t child =
+        rdx_child_step(t, l->node, run + (size_t)l->at * t->page_bytes, n - l->at, &shared);
+    if (child == NIL) {
+        return false;
+    }
+    l->node = child;
+    l->at += shared;
+    cover_node(t, child, shared, readable, &l->c);
+    if (l->at == n || shared < node_at(t, child)->len) {
+        return false;
+    }
+    lane_start(t, l, run);
+    return true;
+}
+
+int rdx_tree_match_many(const rdx_tree *t, uint32_t m, const rdx_handle *roots,
+                        const void *const *pages, const uint32_t *counts, const uint32_t *limits,
+                        uint32_t readable, rdx_match *out) {
+    for (uint32_t k = 0; k < m; k++) {
+        uint32_t i = node_of(t, roots[k]);
+        if (i == NIL || !(node_at(t, i)->flags & NODE_ROOT)) {
+            return RDX_ESTALE;
+        }
+    }
+    lane lanes[LANES];
+    uint32_t next = 0;
+    uint32_t busy = 0;
+    for (uint32_t k = 0; k < LANES; k++) {
+        lanes[k].prompt = NIL;
+    }
+    do {
+        busy = 0;
+        for (uint32_t k = 0; k < LANES; k++) {
+            lane *l = &lanes[k];
+            if (l->prompt == NIL && next < m) {
+                *l = (lane){.prompt = next, .node = (uint32_t)roots[next], .c = {0, 0, true, true}};
+                if (counts[next] == 0) {
+                    l->step = 0;
+                } else {
+                    lane_start(t, l, pages[next]);
+                }
+                next++;
+            }
+            if (l->prompt == NIL) {
+                continue;
+            }
+            busy++;
+            uint32_t q = l->prompt;
+            if (l->step == 0 || !lane_step(t, l, pages[q], counts[q], readable)) {
+                out[q].structural = (rdx_cursor){handle_of(t, l->node), l->at, (uint32_t)roots[q]};
+                finish(&l->c, limits[q], &out[q]);
+                l->prompt = NIL;
+            }
+        }
+    } while (busy || next < m);
+    return RDX_OK;
+}

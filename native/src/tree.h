@@ -1,0 +1,222 @@
+/* tree.h: what tree.c, columns.c, order.c, match.c, flat.c and check.c share. Not public. */
+#ifndef RDX_TREE_H
+#define RDX_TREE_H
+#include "alloc.h"
+#include "dispatch.h"
+#include "rdx.h"
+#include <stdbool.h>
+#include <string.h>
+
+#define NIL UINT32_MAX
+#define NODE_LIVE 1u
+#define NODE_ROOT 2u
+#define NODE_TRIMMED                                                                               \
+    4u /* lost pages at its end: never grows in place again, so that a cursor                      \
+          into what it lost can't come to point at other tokens */
+
+/* One allocation; behind the header stand, each `cap` long, the stripes: keys, columns, pages. */
+typedef struct buffer {
+    uint32_t cap;
+    uint32_t used; /* pages written, live or not */
+    uint32_t live; /* pages that a node names */
+    uint32_t refs; /* nodes */
+} buffer;
+
+typedef struct node { /* 64 bytes */
+    uint32_t gen;
+    uint32_t flags;
+    uint32_t parent;
+    uint32_t first_child;
+    uint32_t next_sibling;
+    uint32_t prev_sibling;
+    uint32_t off;     /* in the buffer, pages */
+    uint32_t len;     /* pages of this edge */
+    uint32_t start;   /* pages before this edge */
+    uint32_t protect; /* own pins + protected children */
+    uint32_t root;
+    uint32_t hash;     /* of (parent, first page), as in the child table */
+    uint32_t buf_next; /* nodes of one buffer, a ring */
+    uint32_t buf_prev;
+    buffer *buf;
+} node;
+_Static_assert(sizeof(node) == 64, "a node is one cache line");
+
+typedef struct entry { /* of the child table */
+    uint32_t hash;
+    uint32_t node;
+} entry;
+
+/* What a second module needs to know of changes of structure. Called in the owner's thread; only
+ * `reserve` can fail, and it is called before anything changes. */
+#define SHIELD_ON 1        /* a node is protected from now on */
+#define SHIELD_OFF_END 0   /* a pin went, and this node, its end, is not protected any more */
+#define SHIELD_OFF_ABOVE 2 /* the same for a node above that end; told from the bottom upwards */
+typedef struct rdx_observer {
+    void *self;
+    int (*reserve)(void *self, uint32_t nodes); /* room for node indices < nodes */
+    void (*split)(void *self, uint32_t upper, uint32_t lower, uint32_t at);
+    void (*append)(void *self, uint32_t node, uint32_t pages);
+    void (*remove)(void *self, uint32_t node);
+    void (*protect)(void *self, uint32_t node, int shield);
+    uint32_t (*held)(void *self, uint32_t node); /* pages of the edge that something still needs */
+} rdx_observer;
+
+typedef struct lease_slot {
+    uint32_t gen;
+    uint32_t node; /* NIL: free */
+    uint32_t next_free;
+} lease_slot;
+
+/* State of one node in one column. */
+typedef struct cell {
+    uint32_t lo;
+    uint32_t hi;
+    uint32_t prev;
+    uint32_t next;
+    uint32_t kids; /* children with data in this column */
+    uint32_t listed;
+    uint64_t stamp;
+} cell;
+
+typedef struct order_list {
+    uint32_t head;
+    uint32_t tail;
+    uint64_t resident;
+    uint64_t shielded; /* resident blocks on protected nodes */
+    uint64_t listed;
+} order_list;
+
+struct rdx_tree {
+    uint32_t page_bytes;
+    uint32_t key_bytes;
+    uint32_t groups;
+    uint32_t tiers;
+    uint32_t columns;
+    uint32_t row_bytes; /* bytes a page of all stripes */
+    uint32_t check_ids;
+    uint64_t seed;
+    /* nodes */
+    node *nodes;
+    uint32_t node_cap;
+    uint32_t node_used; /* high-water mark */
+    uint32_t node_free; /* chain through `parent` */
+    uint64_t live_nodes;
+    uint64_t live_pages;
+    uint64_t roots;
+    uint64_t buffers;
+    uint64_t buffer_bytes;
+    uint64_t splits;
+    uint64_t compactions;
+    uint64_t removed;
+    /* child table, open addressing, power of two */
+    entry *table;
+    uint32_t table_cap;
+    uint32_t table_used;
+    /* leases */
+    lease_slot *leases;
+    uint32_t lease_cap;
+    uint32_t lease_used;
+    uint32_t lease_free;
+    uint64_t live_leases;
+    /* keys of the roots, by node index, in a small list */
+    struct root_key {
+        uint32_t node;
+        uint8_t key[16];
+    } *root_keys;
+    uint32_t root_key_cap;
+    uint32_t root_key_used;
+    rdx_observer observer;
+    /* columns and order */
+    uint64_t stamped; /* columns whose deepest node got its stamp in the release under way */
+    cell *cells;      /* [node * columns + column] */
+    uint32_t cell_nodes;
+    order_list *lists;
+    uint64_t clock;
+};
+
+/* ---- structure (tree.c) */
+static inline node *node_at(const rdx_tree *t, uint32_t i) { return &t->nodes[i]; }
+static inline rdx_handle handle_of(const rdx_tree *t, uint32_t i) {
+    return (uint64_t)t->nodes[i].gen << 32 | i;
+}
+/* The index of a live node, or NIL. */
+static inline uint32_t node_of(const rdx_tree *t, rdx_handle h) {
+    uint32_t i = (uint32_t)h;
+    if (i >= t->node_used || t->nodes[i].gen != (uint32_t)(h >> 32)) {
+        return NIL;
+    }
+    return t->nodes[i].flags & NODE_LIVE ? i : NIL;
+}
+static inline uint8_t *buffer_base(const buffer *b) { return (uint8_t *)(b + 1); }
+static inline uint8_t *keys_at(const rdx_tree *t, const node *x) {
+    return buffer_base(x->buf) + (size_t)x->off * t->key_bytes;
+}
+static inline int32_t *slots_at(const rdx_tree *t, const node *x, uint32_t column) {
+    uint8_t *base = buffer_base(x->buf) + (size_t)x->buf->cap * t->key_bytes;
+    return (int32_t *)(void *)base + (size_t)x->buf->cap * column + x->off;
+}
+static inline uint8_t *pages_at(const rdx_tree *t, const node *x) {
+    size_t before = (size_t)t->key_bytes + 4 * (size_t)t->columns;
+    return buffer_base(x->buf) + x->buf->cap * before + (size_t)x->off * t->page_bytes;
+}
+/* Bytes that a and b have in common from the start, at most n (compare.c). */
+uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n);
+uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page);
+/* Pages that a and b have in common from the start, at most n. */
+uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes);
+/* The child of `parent` that begins with the page; *shared pages of its edge match (>= 1). */
+uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, uint32_t n,
+                        uint32_t *shared);
+void rdx_resolve(const rdx_tree *t, rdx_cursor c, uint32_t *node, uint32_t *pages);
+/* Room for `more` nodes (and their cells and table entries), so that what follows can't fail. */
+int rdx_make_room(rdx_tree *t, uint32_t more);
+/* Splits at 0 < at < len; needs room for one node. Returns the upper node. */
+uint32_t rdx_split(rdx_tree *t, uint32_t lower, uint32_t at);
+void rdx_pin(rdx_tree *t, uint32_t i);
+/* The nodes that are unprotected by it are told to the observer from the bottom upwards. */
+void rdx_unpin(rdx_tree *t, uint32_t i);
+/* Cuts or removes what no column holds and no child or lease needs, from i upwards. */
+void rdx_trim(rdx_tree *t, uint32_t i);
+buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap);
+/* Copies n pages of every stripe. */
+void rdx_buffer_copy(const rdx_tree *t, buffer *to, uint32_t to_off, const buffer *from,
+                     uint32_t from_off, uint32_t n);
+void rdx_buffer_leave(rdx_tree *t, uint32_t i);
+/* Puts node i into the ring of nodes that share a buffer with `mate` (NIL: alone). */
+void rdx_ring_add(rdx_tree *t, uint32_t i, uint32_t mate);
+uint32_t rdx_node_new(rdx_tree *t);
+void rdx_child_link(rdx_tree *t, uint32_t parent, uint32_t i);
+void rdx_table_add(rdx_tree *t, uint32_t i);
+lease_slot *rdx_lease_of(const rdx_tree *t, uint64_t lease);
+void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to);
+/* Makes `pages` the end of a node: splits where it lies inside an edge. Needs room for a node. */
+uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages);
+const uint8_t *rdx_root_key(const rdx_tree *t, uint32_t root);
+
+/* ---- columns.c */
+int rdx_columns_new(rdx_tree *t);
+void rdx_columns_free(rdx_tree *t);
+static inline cell *cell_at(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return &t->cells[(size_t)i * t->columns + column];
+}
+/* Pages [first, first+n) of the path that ends in node `end`; returns pages attached. */
+uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first, uint32_t n,
+                         const int32_t *slots, int32_t *canonical, uint32_t *duplicates);
+/* Takes one page of node i out of a column; splits where a second interval would be needed (room
+ * for one node). Does not trim. */
+int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page);
+
+/* ---- order.c */
+void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
+void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
+/* Node x lost its last block in the column (its own list entry still stands): the parent takes
+ * over the stamp and, where it is a leaf now, the place. */
+void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column);
+void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp);
+/* Puts i at the head: it may go, and nothing is known of its age. */
+void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
+/* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
+void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first);
+/* Stamps the deepest node with data at or above i in every column. */
+void rdx_stamp_path(rdx_tree *t, uint32_t i);
+#endif

@@ -1,0 +1,88 @@
+"""The one tree of errors. Every native status maps to one class here; bad arguments at the
+boundary are plain ``ValueError`` and ``TypeError`` that name the argument and what was expected.
+"""
+
+from __future__ import annotations
+
+
+class CacheError(Exception):
+    """Base of everything that the library raises on its own account."""
+
+
+class CapacityError(CacheError):
+    """A budget is short now; waiting or evicting may help.
+
+    Blocks: ``needed`` were asked for, ``free`` are free, ``evictable`` could be freed at once,
+    ``leased`` are protected by leases.
+    """
+
+    def __init__(self, what: str, *, needed: int, free: int, evictable: int, leased: int) -> None:
+        super().__init__(
+            f"{what}: needed {needed} blocks, free {free}, evictable {evictable}, leased {leased}"
+        )
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+        self.leased = leased
+
+
+class NeverFitsError(CacheError):
+    """The request is larger than the pool: no amount of waiting helps."""
+
+    def __init__(self, what: str, *, needed: int, capacity: int) -> None:
+        super().__init__(f"{what}: needs {needed} blocks, the pool holds {capacity}")
+        self.needed = needed
+        self.capacity = capacity
+
+
+class LeaseError(CacheError):
+    """A lease was released twice, was never given, or belongs to another cache."""
+
+
+class RequestError(CacheError):
+    """A call that the state of the request does not allow; it names both."""
+
+
+class LayoutMismatchError(CacheError):
+    """Two sides do not describe the same bytes."""
+
+
+class UnsupportedError(CacheError):
+    """What was asked for is part of the contract, but this version refuses it by name."""
+
+
+class ClosedError(CacheError):
+    """The object was closed."""
+
+
+class BusyError(CacheError):
+    """A call came while another thread's call on the same cache was running."""
+
+
+class InvariantError(CacheError):
+    """A check found a broken invariant; ``name`` is its number (I1..I35)."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.name = name
+
+
+class TierError(CacheError):
+    """A tier could not do what it was asked. ``retryable``: the same call may work later."""
+
+    def __init__(self, tier: str, what: str, *, retryable: bool = False) -> None:
+        super().__init__(f"tier {tier!r}: {what}")
+        self.tier = tier
+        self.retryable = retryable
+
+
+class TierFullError(TierError):
+    """No free slots (``retryable``), or the medium itself is full."""
+
+
+class CorruptBlockError(TierError):
+    """Bytes were read that are not the bytes that were written."""
+
+
+class TierUnavailableError(TierError):
+    """The tier is off, closed, read-only, held by another process or in a foreign format."""

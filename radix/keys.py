@@ -1,0 +1,95 @@
+"""Namespaces and page keys. A namespace is canonical bytes (every field tagged and length
+prefixed), so that no two different namespaces encode alike (C27, C28); its root key starts the
+chain of xxh3-128 page keys. Golden vectors in the tests pin both encodings (C26).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from radix._native import ffi, lib
+
+TOKEN_LIMIT = 1 << 31
+Tokens = npt.NDArray[np.int32]
+
+_TAGS = {"model": b"M", "adapter": b"A", "layout": b"L", "salt": b"S", "content": b"C"}
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What must agree before one request may use another's state.
+
+    ``model``: name and revision of the weights; ``adapter``: identity and version of a LoRA or
+    the like; ``layout``: fingerprint of the groups; ``salt``: the tenant; ``content``: whatever
+    else an engine keys by.
+    """
+
+    model: str = ""
+    adapter: str = ""
+    layout: bytes = b""
+    salt: bytes = b""
+    content: bytes = b""
+
+    def canonical(self) -> bytes:
+        """Tagged, length-prefixed bytes: equal only for equal namespaces. Cost: their length."""
+        out = [b"radix-ns-1"]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            raw = value.encode() if isinstance(value, str) else bytes(value)
+            out.append(_TAGS[item.name] + len(raw).to_bytes(4, "big") + raw)
+        return b"".join(out)
+
+
+def root_key(canonical: bytes) -> bytes:
+    """The 16 bytes from which the first page key of a namespace chains."""
+    out = ffi.new("uint8_t[16]")
+    lib.rdx_xxh3_128(canonical, len(canonical), out)
+    return bytes(ffi.buffer(out))
+
+
+def page_keys(parent: bytes, tokens: Tokens, page_tokens: int) -> npt.NDArray[np.uint8]:
+    """Chained keys of the full pages of ``tokens``: (pages, 16) uint8. Cost: the tokens.
+
+    key[i] = xxh3_128(key[i-1] || tokens of page i as int32 little endian), key[-1] = ``parent``.
+    """
+    tokens = as_tokens(tokens)
+    pages = len(tokens) // page_tokens
+    out = np.empty((pages, 16), np.uint8)
+    if pages:
+        lib.rdx_keys_chain(
+            parent,
+            ffi.from_buffer(tokens),
+            pages,
+            page_tokens * 4,
+            ffi.from_buffer("uint8_t[]", out),
+        )
+    return out
+
+
+def as_tokens(tokens: object, name: str = "tokens") -> Tokens:
+    """Any sequence of token ids as a one-dimensional, C-contiguous int32 array.
+
+    int32 buffers pass without a copy. Other integers are converted once; ids outside [0, 2^31)
+    raise ``ValueError``, what is not integers raises ``TypeError``; both name ``name``.
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, not {array.ndim}")
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype != np.int32:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be integers, not {array.dtype}")
+        check_range(array, name)
+        array = array.astype(np.int32)
+    return np.ascontiguousarray(array)
+
+
+def check_range(array: npt.NDArray[np.integer[npt.NBitBase]], name: str = "tokens") -> None:
+    """``ValueError`` for the first id outside [0, 2^31); names it and its index. Cost: the ids."""
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= TOKEN_LIMIT):
+        wrong = np.flatnonzero((array < 0) | (array >= TOKEN_LIMIT))[0]
+        raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected an id in [0, 2^31)")

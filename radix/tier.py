@@ -1,0 +1,240 @@
+"""The protocol between the control plane and a tier. The control plane decides: it hands a tier
+frozen :class:`Transfer` values; the tier moves the bytes and reports each exactly once as a
+:class:`TransferDone`. Keeps the tier side of I7 (a slot has one owner), I22 (a job is
+acknowledged once, a failed one leaves no visible entry) and I25 (bytes <= limit).
+
+Between two neighbours the *lower* tier moves the bytes, in both directions:
+
+    device  <-- load ---  host  <-- load ---  disk
+            --- store -->       --- store -->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import TierError
+from radix.groups import Group
+
+Slots = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.uint8]
+
+
+class TierMode(Enum):
+    """``ON``; ``READ_ONLY``: loads only; ``OFF``: neither, and its blocks count for no hit."""
+
+    ON = "on"
+    READ_ONLY = "read-only"
+    OFF = "off"
+
+
+class Urgency(IntEnum):
+    """The class of a transfer: a lower one goes first. Equal to RDX_CLASS_*."""
+
+    DEMAND = 0
+    PREFETCH = 1
+    STORE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a tier can do. ``persistent``: survives close and reopen. ``shared``: other processes
+    see it. ``layer_wise``: reports layers as they arrive. ``address_mapped``: ``planes(group)``
+    names memory that another tier may copy from and to.
+    """
+
+    persistent: bool
+    shared: bool
+    layer_wise: bool
+    address_mapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a persistent tier keeps beside the bytes of n blocks, to find them again.
+
+    ``namespace``: canonical bytes; ``keys``, ``parents``: (n, 16) uint8 chained keys, or keys
+    (n, 32) with zero parents in the flat store; ``pages``: (n, page_bytes) uint8 or None where
+    only keys are known; ``positions``: (n,) int64, pages before this one, -1 where unknown.
+    """
+
+    namespace: bytes
+    keys: Keys
+    parents: Keys
+    pages: Keys | None
+    positions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A frozen plan: n blocks of one group between two neighbouring tiers.
+
+    ``upper_slots[i]`` and ``lower_slots[i]`` hold (or will hold) the same block. The tier owns
+    neither; both sides stay reserved or pinned until the transfer is reported done.
+    """
+
+    job: int
+    group: int
+    upper_slots: Slots
+    lower_slots: Slots
+    urgency: Urgency
+    records: Records | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDone:
+    """The one acknowledgement of a transfer. ``good[i]``: block i arrived and, for a store into a
+    persistent tier, is durable; for a load, was verified. ``corrupt[i]``: it was read and is
+    wrong, or is gone: drop it. ``nbytes`` really moved.
+    """
+
+    job: int
+    good: npt.NDArray[np.bool_]
+    corrupt: npt.NDArray[np.bool_]
+    nbytes: int
+    verified_blocks: int
+    error: TierError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Blocks found when a persistent tier was opened: one namespace and group, oldest first.
+    Slots are already claimed; what the cache does not adopt it frees.
+    """
+
+    group: int
+    records: Records
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """Bytes that the tier takes now, its limit, and blocks used a group."""
+
+    used_bytes: int
+    limit_bytes: int
+    used_blocks: tuple[int, ...]
+
+
+@runtime_checkable
+class Tier(Protocol):
+    """One tier. All methods are called by the owner's thread; none blocks on I/O but ``open``,
+    ``flush``, ``wait`` and ``close``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short and unique in a cache: "device", "host", "disk"."""
+        ...
+
+    @property
+    def capability(self) -> Capability:
+        """What it can do, as data."""
+        ...
+
+    @property
+    def mode(self) -> TierMode:
+        """On, read-only or off; a tier turns itself read-only or off when its medium fails."""
+        ...
+
+    def set_mode(self, mode: TierMode) -> None:
+        """Switches it at run time. Transfers under way finish."""
+        ...
+
+    def attach(self, groups: tuple[Group, ...], page_bytes: int, upper: Tier | None) -> None:
+        """Makes its pools for these groups; ``upper`` is its neighbour above (None: it is the
+        first). Called once. Raises what is wrong by name and leaves nothing behind.
+        """
+        ...
+
+    def restore(self) -> Sequence[Restored]:
+        """What a persistent tier holds from before; once, after ``attach``. Else empty."""
+        ...
+
+    def planes(self, group: int) -> Any:
+        """rdx_plane values (numpy structured, base/stride/bytes uint64) of an address-mapped
+        tier; ``TierError`` for others.
+        """
+        ...
+
+    def capacity_blocks(self, group: int) -> int:
+        """The most blocks of this group that can ever be resident at once (R0)."""
+        ...
+
+    def free_blocks(self, group: int) -> int:
+        """Blocks of this group that ``reserve`` could give now."""
+        ...
+
+    def reserve(self, group: int, count: int) -> Slots:
+        """``count`` slots, all or nothing. Raises ``TierFullError`` (nothing is taken)."""
+        ...
+
+    def commit(self, group: int, slots: Slots) -> None:
+        """Reserved slots now hold final bytes. Raises ``TierError`` for any that is not reserved."""
+        ...
+
+    def abort(self, group: int, slots: Slots) -> None:
+        """Gives reserved slots back."""
+        ...
+
+    def free(self, group: int, slots: Slots) -> None:
+        """Gives committed slots back. In a persistent tier they are reused only once their
+        removal is durable.
+        """
+        ...
+
+    def fence(self, group: int, slots: Slots) -> None:
+        """Committed or reserved slots are given up but must not be reused yet (quarantine)."""
+        ...
+
+    def lift(self, group: int, slots: Slots) -> None:
+        """The fence of these slots has passed: they are free."""
+        ...
+
+    def store(self, transfer: Transfer, upper: Tier) -> None:
+        """Starts copying upper -> self. Raises ``TierFullError(retryable)`` when its queue is
+        full: nothing was started.
+        """
+        ...
+
+    def load(self, transfer: Transfer, upper: Tier) -> None:
+        """Starts copying self -> upper; the demand of a request that waits."""
+        ...
+
+    def cancel(self, job: int) -> None:
+        """What has not begun is skipped; the acknowledgement still comes."""
+        ...
+
+    def poll(self) -> list[TransferDone]:
+        """Acknowledgements since the last call, each once. Never blocks."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until ``poll`` has something to give, or the time is over."""
+        ...
+
+    def pending(self) -> int:
+        """Transfers started whose acknowledgement was not polled yet."""
+        ...
+
+    def flush(self) -> None:
+        """Makes durable what was stored and is still on the way. Blocks."""
+        ...
+
+    def usage(self) -> TierUsage:
+        """Bytes and blocks in use."""
+        ...
+
+    def check(self) -> None:
+        """Raises ``InvariantError`` if its own books disagree (I7, I8, I25)."""
+        ...
+
+    def close(self) -> None:
+        """Finishes or cancels what is under way, gives everything back. Idempotent."""
+        ...

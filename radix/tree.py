@@ -1,0 +1,356 @@
+"""TreeCore: the native prefix tree as Python sees it. Pure structure and residency: it knows pages,
+columns and leases, no tier and no policy. Keeps I1-I6, I12-I18, I20, I21 (``check`` walks them).
+
+Everything counts in pages from the root. A :class:`Cursor` may grow stale; then it names a shorter
+prefix, never another one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from radix import _native
+from radix._native import ffi, lib
+from radix.errors import CacheError, InvariantError, LeaseError
+from radix.tier import Keys, Slots
+
+NO_SLOT = -1
+
+
+class StaleError(CacheError):
+    """A handle names something that is gone; match again."""
+
+
+_RAISES: dict[int, tuple[type[Exception], str]] = {
+    lib.RDX_ENOMEM: (MemoryError, "the tree could not grow"),
+    lib.RDX_EARG: (ValueError, "an argument is out of its range"),
+    lib.RDX_ETOKEN: (ValueError, "tokens hold an id outside [0, 2^31)"),
+    lib.RDX_ESTALE: (StaleError, "the node, root or page named is gone"),
+    lib.RDX_ELEASE: (
+        LeaseError,
+        "the lease was released already, was never given, or ends elsewhere",
+    ),
+    lib.RDX_EPINNED: (LeaseError, "a lease protects it"),
+}
+
+
+def raise_status(status: int) -> None:
+    """Raises the class that stands for a native status of the tree; RDX_OK raises nothing."""
+    if status == lib.RDX_OK:
+        return
+    kind, text = _RAISES.get(status, (CacheError, ffi.string(lib.rdx_status_text(status)).decode()))
+    raise kind(text)
+
+
+_native.set_raiser(raise_status)
+
+
+class Cursor(NamedTuple):
+    """Where a match ended: ``pages`` pages from ``root``, in or at the end of ``node``."""
+
+    root: int
+    node: int
+    pages: int
+
+
+class NodeView(NamedTuple):
+    """One node, for iteration: ``start`` pages lie before its edge of ``pages``."""
+
+    node: int
+    parent: int
+    start: int
+    pages: int
+    protect: int
+    children: int
+
+
+class TreeStats(NamedTuple):
+    """Counters of the whole tree; ``bytes`` counts nodes, buffers, tables and columns."""
+
+    nodes: int
+    pages: int
+    buffers: int
+    bytes: int
+    roots: int
+    leases: int
+    clock: int
+    splits: int
+    compactions: int
+    removed_nodes: int
+
+
+class ColumnStats(NamedTuple):
+    """Blocks resident and protected in a column, and nodes in its list."""
+
+    resident: int
+    protected: int
+    listed: int
+
+
+class TreeCore:
+    """A radix tree of pages with one slot column a (group, tier).
+
+    Walk: ``match``, ``match_many``, ``slots``, ``keys``, ``pages``. Change: ``root``, ``insert``,
+    ``attach``, ``drop``, ``evict``, ``touch``, ``restore``. Pin: ``lease``, ``release``,
+    ``move``. Look: ``nodes``, ``stats``, ``column_stats``, ``check``.
+    """
+
+    def __init__(
+        self,
+        page_bytes: int,
+        *,
+        groups: int,
+        tiers: int,
+        check_ids: bool = True,
+        keep_keys: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if page_bytes <= 0:
+            raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
+        self.page_bytes = page_bytes
+        self.tiers = tiers
+        self.groups = groups
+        self.key_bytes = 16 if keep_keys else 0
+        self.capsule = _native.tree_new(
+            page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed
+        )
+        self._tree = ffi.cast("rdx_tree *", _native.tree_address(self.capsule))
+        self._cursor = ffi.new("rdx_cursor *")
+        self._u32 = ffi.new("uint32_t[2]")
+        self._i32 = ffi.new("int32_t *")
+
+    def column(self, group: int, tier: int) -> int:
+        """The number of the column of (group, tier)."""
+        return group * self.tiers + tier
+
+    def root(self, key: bytes | None = None) -> int:
+        """A new, empty namespace whose first page key chains from ``key`` (16 bytes)."""
+        out = ffi.new("rdx_handle *")
+        raise_status(lib.rdx_root_new(self._tree, key if key is not None else ffi.NULL, out))
+        return int(out[0])
+
+    def drop_root(self, root: int) -> None:
+        """Removes an empty namespace; ``LeaseError`` while it has a child or a lease (I1)."""
+        raise_status(lib.rdx_root_free(self._tree, root))
+
+    def match(
+        self, root: int, tokens: object, leave: int = 1, readable: int = 0xFFFFFFFF
+    ) -> _native.Match:
+        """How much of ``tokens`` (int32 buffer) is there; changes nothing.
+
+        The last ``leave`` tokens never count as hit; ``readable`` is a bit mask of tiers.
+        Cost: the tokens compared.
+        """
+        return _native.tree_match(self.capsule, root, tokens, leave, readable)
+
+    def _at(self, cursor: Cursor) -> object:
+        at = self._cursor
+        at.node = cursor.node
+        at.pages = cursor.pages
+        at.root = cursor.root & 0xFFFFFFFF
+        return at[0]
+
+    def resolve(self, cursor: Cursor) -> Cursor:
+        """The cursor as it stands now: shorter where what it named is gone."""
+        out = ffi.new("rdx_cursor *")
+        lib.rdx_cursor_resolve(self._tree, self._at(cursor), out)
+        return Cursor(cursor.root, int(out.node), int(out.pages))
+
+    def lease(self, cursor: Cursor) -> tuple[int, int, int]:
+        """Pins the path to ``cursor``; (lease, node and pages where what is pinned ends).
+
+        Go on from there: a split may leave the node that ``cursor`` names behind the pin.
+        Cost: nodes newly pinned.
+        """
+        return _native.lease_take(self.capsule, cursor.root, cursor.node, cursor.pages)
+
+    def release(self, lease: int) -> None:
+        """Gives a lease back and stamps its end; ``LeaseError`` the second time."""
+        _native.lease_release(self.capsule, lease)
+
+    def move(self, lease: int, cursor: Cursor) -> int:
+        """Moves a lease along its path; the new end is pinned first. Returns pages pinned."""
+        raise_status(lib.rdx_lease_move(self._tree, lease, self._at(cursor), self._u32))
+        return int(self._u32[0])
+
+    def lease_end(self, root: int, lease: int) -> Cursor:
+        """Where a lease ends now."""
+        out = ffi.new("rdx_cursor *")
+        raise_status(lib.rdx_lease_end(self._tree, lease, out))
+        return Cursor(root, int(out.node), int(out.pages))
+
+    def insert(
+        self,
+        cursor: Cursor,
+        tokens: object,
+        columns: npt.NDArray[np.uint32],
+        slots: Slots,
+        canonical: Slots | None = None,
+        lease: int = 0,
+    ) -> _native.Insert:
+        """Adds the whole pages of ``tokens`` behind ``cursor`` and gives them ``slots``.
+
+        ``slots`` and ``canonical``: (columns, pages) int32, -1 for none; ``canonical`` receives
+        the slots that count from now on. ``lease`` must end at ``cursor`` and is moved to the new
+        end. A stale cursor raises ``StaleError``. Cost: the new pages.
+        """
+        return _native.tree_insert(
+            self.capsule,
+            cursor.root,
+            cursor.node,
+            cursor.pages,
+            tokens,
+            columns,
+            slots,
+            canonical,
+            lease,
+        )
+
+    def attach(
+        self, cursor: Cursor, column: int, first: int, slots: Slots, *, touch: bool = False
+    ) -> Slots:
+        """Gives pages [first, first+len(slots)) of the path slots; returns the canonical ones."""
+        slots = np.ascontiguousarray(slots, np.int32)
+        canonical = np.empty(len(slots), np.int32)
+        raise_status(
+            lib.rdx_slots_attach(
+                self._tree,
+                self._at(cursor),
+                column,
+                first,
+                len(slots),
+                ffi.from_buffer("int32_t[]", slots),
+                ffi.from_buffer("int32_t[]", canonical),
+                int(touch),
+                self._u32,
+            )
+        )
+        return canonical
+
+    def slots(self, cursor: Cursor, column: int, first: int, count: int) -> Slots:
+        """Slots of pages [first, first+count) of the path in one column, -1 where none."""
+        out = np.empty(count, np.int32)
+        raise_status(
+            lib.rdx_slots_get(
+                self._tree,
+                self._at(cursor),
+                column,
+                first,
+                count,
+                ffi.from_buffer("int32_t[]", out),
+            )
+        )
+        return out
+
+    def keys(self, cursor: Cursor, first: int, count: int) -> Keys:
+        """Chained keys (count, 16) of pages of the path."""
+        out = np.empty((count, 16), np.uint8)
+        raise_status(
+            lib.rdx_keys_get(
+                self._tree, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
+            )
+        )
+        return out
+
+    def pages(self, cursor: Cursor, first: int, count: int) -> Keys:
+        """The key bytes (count, page_bytes) of pages of the path."""
+        out = np.empty((count, self.page_bytes), np.uint8)
+        raise_status(
+            lib.rdx_pages_get(
+                self._tree, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
+            )
+        )
+        return out
+
+    def drop(self, cursor: Cursor, column: int, page: int) -> int:
+        """Takes one page out of a column (a corrupt block); its slot, or -1."""
+        raise_status(lib.rdx_slots_drop(self._tree, self._at(cursor), column, page, self._i32))
+        return int(self._i32[0])
+
+    def evict(self, column: int, slots: Slots, ids: Keys | None = None) -> int:
+        """Evicts up to len(slots) blocks, least recently used first; how many.
+
+        ``slots`` and ``ids`` (len, 16) receive what went, children before parents.
+        Cost: the blocks freed.
+        """
+        return _native.tree_evict(self.capsule, column, len(slots), slots, ids)
+
+    def next_victim(self, column: int) -> int | None:
+        """The stamp of the block that would go next, or None."""
+        stamp = int(lib.rdx_evict_peek(self._tree, column))
+        return None if stamp == 0xFFFFFFFFFFFFFFFF else stamp
+
+    def touch(self, cursor: Cursor) -> None:
+        """Makes the path to ``cursor`` the most recently used."""
+        raise_status(lib.rdx_touch(self._tree, self._at(cursor)))
+
+    def restore(
+        self, root: int, column: int, keys: Keys, parents: Keys, pages: Keys, slots: Slots
+    ) -> npt.NDArray[np.bool_]:
+        """Links unordered records, oldest first; which were linked. Cost: the records."""
+        count = len(slots)
+        linked = np.zeros(count, np.uint8)
+        raise_status(
+            lib.rdx_tree_restore(
+                self._tree,
+                root,
+                column,
+                count,
+                ffi.from_buffer("uint8_t[]", np.ascontiguousarray(keys)),
+                ffi.from_buffer("uint8_t[]", np.ascontiguousarray(parents)),
+                ffi.from_buffer(np.ascontiguousarray(pages)),
+                ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots, np.int32)),
+                ffi.from_buffer("uint8_t[]", linked),
+                self._u32,
+            )
+        )
+        return linked.astype(np.bool_)
+
+    def nodes(self, root: int) -> list[NodeView]:
+        """Every node under ``root``, depth first. Cost: the tree."""
+        room = max(1, self.stats().nodes)
+        out = ffi.new("rdx_node_view[]", room)
+        raise_status(lib.rdx_tree_nodes(self._tree, root, out, room, self._u32))
+        return [
+            NodeView(v.node, v.parent, v.start, v.pages, v.protect, v.children)
+            for v in out[0 : self._u32[0]]
+        ]
+
+    def interval(self, node: int, column: int) -> tuple[int, int]:
+        """[lo, hi) of the pages of a node's edge that are resident in a column."""
+        raise_status(lib.rdx_node_interval(self._tree, node, column, self._u32, self._u32 + 1))
+        return int(self._u32[0]), int(self._u32[1])
+
+    def order(self, column: int) -> list[int]:
+        """Nodes in list order, the next victim first. Cost: the list."""
+        room = max(1, self.column_stats(column).listed)
+        out = ffi.new("rdx_handle[]", room)
+        raise_status(lib.rdx_order_nodes(self._tree, column, out, room, self._u32))
+        return list(out[0 : self._u32[0]])
+
+    def stats(self) -> TreeStats:
+        """Counters of the tree. Cost: O(1)."""
+        out = ffi.new("rdx_tree_stats *")
+        lib.rdx_tree_get_stats(self._tree, out)
+        return TreeStats(*(int(getattr(out, name)) for name in TreeStats._fields))
+
+    def column_stats(self, column: int) -> ColumnStats:
+        """Counters of a column. Cost: O(1)."""
+        out = ffi.new("rdx_column_stats *")
+        lib.rdx_column_get_stats(self._tree, column, out)
+        return ColumnStats(int(out.resident), int(out.protected_blocks), int(out.listed))
+
+    def check(self, *, device: bool = True) -> None:
+        """Walks every invariant; ``InvariantError`` names the first that is broken.
+
+        ``device``: tier 0 may have no holes (I21). Cost: the whole tree.
+        """
+        what = ffi.new("char[256]")
+        status = lib.rdx_check(self._tree, int(device), what, 256)
+        if status == lib.RDX_EINVARIANT:
+            name, _, text = ffi.string(what).decode().partition(": ")
+            raise InvariantError(name, text)
+        raise_status(status)
