@@ -13,10 +13,7 @@ static PyTypeObject *match_type;
 static PyTypeObject *insert_type;
 
 static PyObject *fail(int status) {
-    if (raiser) {
-        PyObject *none = PyObject_CallFunction(raiser, "i", status);
-        Py_XDECREF(none);
-    }
+    Py_XDECREF(raiser ? PyObject_CallFunction(raiser, "i", status) : NULL);
     if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_RuntimeError, rdx_status_text(status));
     }
@@ -25,12 +22,13 @@ static PyObject *fail(int status) {
 
 static rdx_tree *tree_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
-static int arity(Py_ssize_t got, Py_ssize_t want) {
+/* The tree of a call with `want` arguments; NULL with an error. */
+static rdx_tree *enter(PyObject *const *a, Py_ssize_t got, Py_ssize_t want) {
     if (got != want) {
         PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", want, got);
-        return -1;
+        return NULL;
     }
-    return 0;
+    return tree_of(a[0]);
 }
 
 /* Unsigned numbers; -1 in *bad stays there once something was no number or too large. */
@@ -124,8 +122,9 @@ static void tree_delete(PyObject *capsule) { rdx_tree_free(tree_of(capsule)); }
 
 /* (page_bytes, check_ids, groups, tiers, key_bytes, seed) -> capsule */
 static PyObject *tree_new(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 6);
-    if (bad) {
+    int bad = 0;
+    if (n != 6) {
+        PyErr_SetString(PyExc_TypeError, "expected 6 arguments");
         return NULL;
     }
     rdx_tree_config c = {u32_of(a[0], &bad), u32_of(a[1], &bad), u32_of(a[2], &bad),
@@ -146,8 +145,8 @@ static PyObject *tree_address(PyObject *self, PyObject *capsule) {
 
 /* (tree, root, tokens, leave, readable) -> Match; the last `leave` tokens never count as hit. */
 static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 5);
-    rdx_tree *tree = bad ? NULL : tree_of(a[0]);
+    int bad = 0;
+    rdx_tree *tree = enter(a, n, 5);
     if (!tree) {
         return NULL;
     }
@@ -178,8 +177,8 @@ static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
 
 /* (tree, root, node, pages) -> (lease, node and pages of what is really pinned) */
 static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 4);
-    rdx_tree *tree = bad ? NULL : tree_of(a[0]);
+    int bad = 0;
+    rdx_tree *tree = enter(a, n, 4);
     if (!tree) {
         return NULL;
     }
@@ -197,8 +196,8 @@ static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
 
 /* (tree, lease) -> None */
 static PyObject *lease_release(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 2);
-    rdx_tree *tree = bad ? NULL : tree_of(a[0]);
+    int bad = 0;
+    rdx_tree *tree = enter(a, n, 2);
     uint64_t lease = tree ? u64_of(a[1], &bad) : 0;
     if (!tree || bad) {
         return NULL;
@@ -210,8 +209,8 @@ static PyObject *lease_release(PyObject *self, PyObject *const *a, Py_ssize_t n)
 /* (tree, root, node, pages, tokens, columns u32[c], slots i32[c*n], canonical i32[c*n] or None,
  * lease or 0) -> Insert; only whole pages of `tokens` go in */
 static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 9);
-    rdx_tree *tree = bad ? NULL : tree_of(a[0]);
+    int bad = 0;
+    rdx_tree *tree = enter(a, n, 9);
     if (!tree) {
         return NULL;
     }
@@ -248,8 +247,8 @@ static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
 
 /* (tree, column, n, slots i32[n], ids or None) -> blocks freed */
 static PyObject *tree_evict(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = arity(n, 5);
-    rdx_tree *tree = bad ? NULL : tree_of(a[0]);
+    int bad = 0;
+    rdx_tree *tree = enter(a, n, 5);
     if (!tree) {
         return NULL;
     }
@@ -291,16 +290,15 @@ static PyMethodDef methods[] = {
     {"set_raiser", set_raiser, METH_O, NULL},
     {NULL, NULL, 0, NULL}};
 
-static PyStructSequence_Field match_fields[] = {{"device_pages", NULL},
-                                                {"hit_pages", NULL},
-                                                {"structural_pages", NULL},
-                                                {"limit_pages", NULL},
-                                                {"stop", NULL},
-                                                {"node", NULL},
-                                                {NULL, NULL}};
+#define FIELD(name) {name, NULL}
+/* clang-format off */
+static PyStructSequence_Field match_fields[] = {
+    FIELD("device_pages"), FIELD("hit_pages"), FIELD("structural_pages"), FIELD("limit_pages"),
+    FIELD("stop"), FIELD("node"), {NULL, NULL}};
 static PyStructSequence_Field insert_fields[] = {
-    {"node", NULL},     {"pages", NULL},      {"existing", NULL}, {"created", NULL},
-    {"attached", NULL}, {"duplicates", NULL}, {NULL, NULL}};
+    FIELD("node"), FIELD("pages"), FIELD("existing"), FIELD("created"), FIELD("attached"),
+    FIELD("duplicates"), {NULL, NULL}};
+/* clang-format on */
 static PyStructSequence_Desc match_desc = {"radix.Match", NULL, match_fields, 6};
 static PyStructSequence_Desc insert_desc = {"radix.Insert", NULL, insert_fields, 6};
 

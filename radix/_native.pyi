@@ -1,8 +1,47 @@
 """Types of the extension module: cffi's two objects, and the fast entries of native/fastcall.c."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 ffi: Any
 lib: Any
 
-def __getattr__(name: str) -> Any: ...
+class Match(NamedTuple):
+    device_pages: int
+    hit_pages: int
+    structural_pages: int
+    limit_pages: int
+    stop: int
+    node: int
+
+class Insert(NamedTuple):
+    node: int
+    pages: int
+    existing: int
+    created: int
+    attached: int
+    duplicates: int
+
+def tree_new(
+    page_bytes: int, check_ids: int, groups: int, tiers: int, key_bytes: int, seed: int, /
+) -> object: ...
+def tree_address(tree: object, /) -> int: ...
+def tree_match(tree: object, root: int, tokens: object, leave: int, readable: int, /) -> Match: ...
+def lease_take(tree: object, root: int, node: int, pages: int, /) -> tuple[int, int, int]: ...
+def lease_release(tree: object, lease: int, /) -> None: ...
+def tree_insert(
+    tree: object,
+    root: int,
+    node: int,
+    pages: int,
+    tokens: object,
+    columns: object,
+    slots: object,
+    canonical: object | None,
+    lease: int,
+    /,
+) -> Insert: ...
+def tree_evict(
+    tree: object, column: int, count: int, slots: object, ids: object | None, /
+) -> int: ...
+def set_raiser(raiser: Callable[[int], None], /) -> None: ...

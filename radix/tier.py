@@ -176,7 +176,7 @@ class Tier(Protocol):
         ...
 
     def commit(self, group: int, slots: Slots) -> None:
-        """Reserved slots now hold final bytes. Raises ``TierError`` for any that is not reserved."""
+        """Reserved slots hold final bytes now. Raises ``TierError`` for any not reserved."""
         ...
 
     def abort(self, group: int, slots: Slots) -> None:

@@ -202,9 +202,9 @@ def fitting_segment(block_bytes: Sequence[int], limit_bytes: int) -> int:
     if len(block_bytes) == 1:
         return max(strides.pop(), limit_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
     near = min(SEGMENT_BYTES, limit_bytes // (4 * len(block_bytes)))
-    common = math.lcm(*strides)
-    if common <= near:
-        return near // common * common
+    multiple = math.lcm(*strides)
+    if multiple <= near:
+        return near // multiple * multiple
     return max(*strides, near // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
 
 

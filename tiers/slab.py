@@ -55,7 +55,7 @@ class SlabAllocator:
     """Slots of several size classes within one byte limit.
 
     Take: ``reserve``, ``adopt``, ``claim``. Move on: ``commit``, ``abort``, ``free``, ``fence``,
-    ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``, ``lent_bytes``.
+    ``quarantine``, ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``, ``lent_bytes``.
     Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``. Prove: ``check``.
 
     Each class is sure of one segment: the others can neither take its last one nor the one that
@@ -220,6 +220,19 @@ class SlabAllocator:
         if len(slots):
             source = RESERVED if self.state(cls, int(slots[0])) == RESERVED else USED
             self._pools[cls].move(slots, source, QUARANTINE)
+
+    def quarantine(self, cls: int, slots: Slots, source: int) -> None:
+        """Slots in state ``source`` go into quarantine. Raises ``SlotError`` (I11)."""
+        self._pools[cls].move(slots, source, QUARANTINE)
+
+    def require(self, cls: int, slots: Slots, state: int) -> None:
+        """Changes nothing; raises ``SlotError`` unless all slots, each named once, are in
+        ``state``.
+        """
+        # A move there and back lets the pool judge, duplicates and foreign numbers included.
+        other = RESERVED if state != RESERVED else USED
+        self._pools[cls].move(slots, state, other)
+        self._pools[cls].move(slots, other, state)
 
     def lift(self, cls: int, slots: Slots) -> None:
         """Slots in quarantine become free, but in banned segments. Raises ``SlotError`` (I11)."""

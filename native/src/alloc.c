@@ -24,7 +24,7 @@ static int allocation_fails(void) {
 void *rdx_malloc(size_t size) { return allocation_fails() ? NULL : malloc(size ? size : 1); }
 
 void *rdx_calloc(size_t n, size_t size) {
-    if (allocation_fails())
+    if (allocation_fails() || (size != 0 && n > SIZE_MAX / size))
         return NULL;
     return n == 0 || size == 0 ? calloc(1, 1) : calloc(n, size);
 }

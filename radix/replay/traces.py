@@ -21,9 +21,10 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -139,15 +140,17 @@ def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
 def _open(source: str, name: str) -> Iterator[io.BufferedReader]:
     """Open `source` for reading lines, through the decompressor that its first bytes ask for."""
     with ExitStack() as stack:
-        raw: IO[bytes] = sys.stdin.buffer
+        raw: io.BufferedReader | io.BytesIO = sys.stdin.buffer
         if source != "-":
             raw = stack.enter_context(Path(source).open("rb"))
         head = raw.read(6)
         if source != "-" and raw.seekable():
             raw.seek(0)
         else:
-            # A pipe cannot be rewound: its first bytes are put back by reading it whole.
-            raw = io.BytesIO(head + raw.read())
+            # A pipe cannot be rewound: its first bytes are put back by reading it whole. Piece by
+            # piece, because an interrupt between two pieces of a single read() would be held back
+            # until the pipe's other end says more.
+            raw = io.BytesIO(b"".join((head, *iter(partial(raw.read1, _READ_BYTES), b""))))
         for magic, kind in _UNREADABLE.items():
             if head.startswith(magic):
                 raise TraceError(name, 0, "", f"{kind} data; traces are read plain, gz or xz")
