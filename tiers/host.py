@@ -86,7 +86,9 @@ class HostTier(CopyingTier):
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         sizes = [group.block_bytes for group in groups]
         segment = self._segment_bytes or fitting_segment(sizes, self.limit_bytes)
-        self._slab = SlabAllocator(sizes, limit_bytes=self.limit_bytes, segment_bytes=segment)
+        # Whoever held a short last segment would have fewer slots than its capacity says.
+        whole = self.limit_bytes if len(sizes) == 1 else self.limit_bytes // segment * segment
+        self._slab = SlabAllocator(sizes, limit_bytes=whole, segment_bytes=segment)
         self._memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
         self._units = [_Numbering(kind.stride_bytes, segment) for kind in self._slab.classes]
         self._planes = [
