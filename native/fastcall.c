@@ -194,15 +194,16 @@ static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
                                   end.pages);
 }
 
-/* (tree, lease) -> None */
+/* (tree, lease, stamp) -> None */
 static PyObject *lease_release(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     int bad = 0;
-    rdx_tree *tree = enter(a, n, 2);
+    rdx_tree *tree = enter(a, n, 3);
     uint64_t lease = tree ? u64_of(a[1], &bad) : 0;
+    uint64_t stamp = tree ? u64_of(a[2], &bad) : 0;
     if (!tree || bad) {
         return NULL;
     }
-    int status = rdx_lease_release(tree, lease);
+    int status = rdx_lease_release(tree, lease, stamp != 0);
     return status ? fail(status) : Py_NewRef(Py_None);
 }
 

@@ -167,9 +167,13 @@ class TreeCore:
         """
         return _native.lease_take(self.capsule, cursor.root, cursor.node, cursor.pages)
 
-    def release(self, lease: int) -> None:
-        """Gives a lease back and stamps its end; ``LeaseError`` the second time."""
-        _native.lease_release(self.capsule, lease)
+    def release(self, lease: int, *, stamp: bool = True) -> None:
+        """Gives a lease back; ``LeaseError`` the second time.
+
+        ``stamp``: its path becomes the most recently used; False leaves the order as it is (the
+        pin of a transfer, whose timing must decide nothing).
+        """
+        _native.lease_release(self.capsule, lease, int(stamp))
 
     def move(self, lease: int, cursor: Cursor) -> int:
         """Moves a lease along its path; the new end is pinned first. Returns pages pinned."""
@@ -277,6 +281,24 @@ class TreeCore:
         Cost: the blocks freed.
         """
         return _native.tree_evict(self.capsule, column, len(slots), slots, ids)
+
+    def forget(self, cursor: Cursor, column: int, first: int, slots: Slots, ids: Keys | None) -> int:
+        """Gives up what lies behind page ``first`` of the path, as far as nothing stands on it.
+
+        ``slots`` and ``ids``: room for the pages of [first, cursor.pages). Returns how many went.
+        """
+        raise_status(
+            lib.rdx_forget(
+                self._tree,
+                self._at(cursor),
+                first,
+                column,
+                ffi.from_buffer("int32_t[]", slots),
+                ffi.NULL if ids is None else ffi.from_buffer("uint8_t[]", ids),
+                self._u32,
+            )
+        )
+        return int(self._u32[0])
 
     def next_victim(self, column: int) -> int | None:
         """The stamp of the block that would go next, or None."""

@@ -284,8 +284,9 @@ int rdx_tree_insert(rdx_tree *tree, rdx_cursor from, const void *pages, uint32_t
  * edge. A stale cursor is resolved first: *end tells what is really pinned, and is the cursor to
  * go on from (the node that `at` named may be evicted behind it). */
 int rdx_lease_take(rdx_tree *tree, rdx_cursor at, uint64_t *lease, rdx_cursor *end);
-/* Releases and stamps its end node as most recently used, in every tier. */
-int rdx_lease_release(rdx_tree *tree, uint64_t lease);
+/* Releases. stamp: 1 makes the path the most recently used, in every tier; 0 leaves the order as
+ * it is (the pin of a transfer, whose timing must decide nothing). */
+int rdx_lease_release(rdx_tree *tree, uint64_t lease, int stamp);
 /* Moves a lease down or up its own path or to a descendant; the new end is pinned first. */
 int rdx_lease_move(rdx_tree *tree, uint64_t lease, rdx_cursor at, uint32_t *pages);
 int rdx_lease_end(const rdx_tree *tree, uint64_t lease, rdx_cursor *out);
@@ -313,6 +314,11 @@ int rdx_slots_drop(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t page
  * (page_bytes each where keys are not kept). *freed tells how many. Cost: the blocks freed. */
 int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
               uint32_t *freed);
+/* Gives up what lies behind page `first` of the path to `at` in one column, from the end upwards,
+ * as far as no pin and no child with data stands on it. slots, ids: room for the pages; *freed
+ * tells how many went. Cost: the blocks freed. */
+int rdx_forget(rdx_tree *tree, rdx_cursor at, uint32_t first, uint32_t column, int32_t *slots,
+               uint8_t *ids, uint32_t *freed);
 /* The stamp of the next victim (UINT64_MAX: nothing can go). */
 uint64_t rdx_evict_peek(const rdx_tree *tree, uint32_t column);
 /* Stamps the deepest node of the path to `at` that has data, in every column. */

@@ -66,23 +66,27 @@ static void on_remove(void *self, uint32_t i) {
     }
 }
 
+/* What becomes unprotected comes back into its lists: leaves, and inner nodes that were used later
+ * than all that lies below them on the path (the rest is subsumed by what is below). */
 static void on_protect(void *self, uint32_t i, int shield) {
     rdx_tree *t = self;
-    if (shield == SHIELD_OFF_END) {
-        t->stamped = 0;
-    }
     for (uint32_t c = 0; c < t->columns; c++) {
+        order_list *l = &t->lists[c];
         cell *k = cell_at(t, i, c);
         uint32_t held = k->hi - k->lo;
         if (shield == SHIELD_ON) {
-            t->lists[c].shielded += held;
+            l->shielded += held;
             rdx_list_remove(t, i, c);
             continue;
         }
-        t->lists[c].shielded -= held;
-        if (held && (!(t->stamped >> c & 1) || k->kids == 0)) {
-            t->stamped |= 1ull << c;
-            rdx_list_tail(t, i, c, t->clock);
+        l->below = shield == SHIELD_OFF_END ? 0 : l->below;
+        l->shielded -= held;
+        if (held && (k->kids == 0 || k->stamp > l->below)) {
+            uint64_t stamp = k->stamp ? k->stamp : l->below;
+            rdx_list_sorted(t, i, c, stamp ? stamp : t->clock);
+            l->below = k->stamp > l->below ? k->stamp : l->below;
+        } else {
+            k->stamp = 0;
         }
     }
 }
@@ -150,6 +154,15 @@ static bool attach_one(cell *k, const part *p, uint32_t at) {
     return true;
 }
 
+static uint64_t newest_stamp(const rdx_tree *t, uint32_t i) {
+    uint64_t newest = 0;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        uint64_t stamp = cell_at(t, i, c)->stamp;
+        newest = stamp > newest ? stamp : newest;
+    }
+    return newest;
+}
+
 static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part *p,
                             uint32_t *duplicates) {
     node *x = node_at(t, i);
@@ -178,6 +191,8 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
         t->lists[column].shielded += x->protect ? got : 0;
         if (!before) {
             cell_at(t, x->parent, column)->kids++;
+            k->stamp =
+                newest_stamp(t, i); /* a copy is as recently used as what it was copied from */
         }
     }
     return got;
@@ -323,6 +338,7 @@ int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
         cell_at(t, x->parent, column)->kids--;
         rdx_list_inherit(t, i, column);
         rdx_list_remove(t, i, column);
+        k->stamp = 0;
     }
     return slot;
 }

@@ -39,7 +39,7 @@ int rdx_flat_lease(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint64_t *l
         int status = i == NIL ? RDX_ESTALE : rdx_lease_take(t, at, &leases[k], &end);
         if (status != RDX_OK) {
             while (k-- > 0) {
-                rdx_lease_release(t, leases[k]);
+                rdx_lease_release(t, leases[k], 1);
             }
             return status;
         }
@@ -63,7 +63,7 @@ int rdx_flat_release(rdx_tree *t, const uint64_t *leases, uint32_t n) {
         }
     }
     for (uint32_t k = 0; k < n && !bad; k++) {
-        rdx_lease_release(t, leases[k]);
+        rdx_lease_release(t, leases[k], 1);
     }
     return bad ? RDX_ELEASE : RDX_OK;
 }

@@ -62,6 +62,15 @@ void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, u
     link_between(t, i, column, before, next);
 }
 
+void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
+    rdx_list_remove(t, i, column);
+    uint32_t before = t->lists[column].tail;
+    while (before != NIL && cell_at(t, before, column)->stamp > stamp) {
+        before = cell_at(t, before, column)->prev;
+    }
+    rdx_list_after(t, i, column, before, stamp);
+}
+
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
     uint32_t head = t->lists[column].head;
     uint64_t stamp = head == NIL ? t->clock : cell_at(t, head, column)->stamp;
@@ -86,7 +95,8 @@ void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first) {
     for (; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
         const cell *k = cell_at(t, i, column);
         if (!node_at(t, i)->protect && k->hi != k->lo && k->kids == 0 && !k->listed) {
-            rdx_list_tail(t, i, column, t->clock);
+            uint64_t stamp = k->stamp ? k->stamp : t->clock;
+            rdx_list_sorted(t, i, column, stamp);
         }
         if (node_at(t, i)->start <= first) {
             break;
@@ -103,7 +113,9 @@ void rdx_stamp_path(rdx_tree *t, uint32_t i) {
                 continue;
             }
             open &= ~(1ull << c);
-            if (!node_at(t, i)->protect) {
+            if (node_at(t, i)->protect) {
+                cell_at(t, i, c)->stamp = t->clock; /* listed when the last pin goes */
+            } else {
                 rdx_list_tail(t, i, c, t->clock);
             }
         }
@@ -123,7 +135,7 @@ int rdx_touch(rdx_tree *t, rdx_cursor at) {
     return RDX_OK;
 }
 
-/* Takes up to n blocks from the end of leaf i. */
+/* Takes up to n blocks from the end of leaf i; the caller trims. */
 static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32_t *slots,
                      uint8_t *ids) {
     node *x = node_at(t, i);
@@ -146,8 +158,8 @@ static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32
         cell_at(t, x->parent, column)->kids--;
         rdx_list_inherit(t, i, column);
         rdx_list_remove(t, i, column);
+        c->stamp = 0;
     }
-    rdx_trim(t, i);
     return k;
 }
 
@@ -165,10 +177,47 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uint8_t 
         }
         if (cell_at(t, i, column)->kids) {
             rdx_list_remove(t, i, column);
+            cell_at(t, i, column)->stamp = 0; /* its leaves are newer, and hand theirs on */
             continue;
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,
                        ids ? ids + (size_t)*freed * width : NULL);
+        rdx_trim(t, i);
+    }
+    return RDX_OK;
+}
+
+int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int32_t *slots,
+               uint8_t *ids, uint32_t *freed) {
+    uint32_t i;
+    uint32_t pages;
+    *freed = 0;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
+    while (!(node_at(t, i)->flags & NODE_ROOT) && node_at(t, i)->protect == 0) {
+        const node *x = node_at(t, i);
+        const cell *c = cell_at(t, i, column);
+        uint32_t keep = first > x->start ? first - x->start : 0;
+        if (c->kids || keep >= x->len || x->start + x->len > pages) {
+            break;
+        }
+        uint32_t go = c->hi > keep && c->lo < c->hi ? c->hi - (keep > c->lo ? keep : c->lo) : 0;
+        if (go) {
+            *freed +=
+                take(t, i, column, go, slots + *freed, ids ? ids + (size_t)*freed * width : NULL);
+        }
+        uint32_t parent = x->parent;
+        rdx_trim(t, i);
+        if (keep || node_of(t, handle_of(t, parent)) == NIL) {
+            break;
+        }
+        i = parent;
     }
     return RDX_OK;
 }

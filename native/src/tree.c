@@ -624,7 +624,7 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end)
     return RDX_OK;
 }
 
-int rdx_lease_release(rdx_tree *t, uint64_t lease) {
+int rdx_lease_release(rdx_tree *t, uint64_t lease, int stamp) {
     lease_slot *l = rdx_lease_of(t, lease);
     if (!l) {
         return RDX_ELEASE;
@@ -635,7 +635,10 @@ int rdx_lease_release(rdx_tree *t, uint64_t lease) {
     l->next_free = t->lease_free;
     t->lease_free = (uint32_t)lease;
     t->live_leases--;
-    t->clock++;
+    if (stamp) {
+        t->clock++;
+        rdx_stamp_path(t, i);
+    }
     rdx_unpin(t, i);
     return RDX_OK;
 }
@@ -647,7 +650,10 @@ void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to) {
     }
     rdx_pin(t, to);
     l->node = to;
-    t->clock++;
+    if (node_at(t, to)->start < node_at(t, old)->start) {
+        t->clock++; /* what it gives up was used until now */
+        rdx_stamp_path(t, old);
+    }
     rdx_unpin(t, old);
 }
 

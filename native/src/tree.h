@@ -84,6 +84,7 @@ typedef struct order_list {
     uint64_t resident;
     uint64_t shielded; /* resident blocks on protected nodes */
     uint64_t listed;
+    uint64_t below; /* the newest stamp below, while a release walks upwards */
 } order_list;
 
 struct rdx_tree {
@@ -127,8 +128,7 @@ struct rdx_tree {
     uint32_t root_key_used;
     rdx_observer observer;
     /* columns and order */
-    uint64_t stamped; /* columns whose deepest node got its stamp in the release under way */
-    cell *cells;      /* [node * columns + column] */
+    cell *cells; /* [node * columns + column] */
     uint32_t cell_nodes;
     order_list *lists;
     uint64_t clock;
@@ -213,6 +213,8 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
  * over the stamp and, where it is a leaf now, the place. */
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column);
 void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp);
+/* Puts i where its stamp belongs. Cost: the newer nodes; none where the stamp is the newest. */
+void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
