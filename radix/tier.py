@@ -46,13 +46,15 @@ class Urgency(IntEnum):
 class Capability:
     """What a tier can do. ``persistent``: survives close and reopen. ``shared``: other processes
     see it. ``layer_wise``: reports layers as they arrive. ``address_mapped``: ``planes(group)``
-    names memory that another tier may copy from and to.
+    names memory that another tier may copy from and to. ``shares_bytes``: its groups share one
+    budget of bytes, so that evicting one makes room for another.
     """
 
     persistent: bool
     shared: bool
     layer_wise: bool
     address_mapped: bool
+    shares_bytes: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,13 @@ class DeviceTier(PooledTier):
         mapped = self.device.type == "cpu" and not staged
         super().__init__(
             name,
-            Capability(persistent=False, shared=False, layer_wise=False, address_mapped=mapped),
+            Capability(
+                persistent=False,
+                shared=False,
+                layer_wise=False,
+                address_mapped=mapped,
+                shares_bytes=False,
+            ),
         )
         self.tensors: tuple[tuple[torch.Tensor, ...], ...] = ()
         self._planes: list[Planes] = []

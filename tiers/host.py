@@ -29,8 +29,12 @@ from tiers.memory import SharedMemory, memory_limit_bytes
 from tiers.pools import checked_count
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 
-_MAPPED = Capability(persistent=False, shared=False, layer_wise=False, address_mapped=True)
-_NAMED = Capability(persistent=False, shared=True, layer_wise=False, address_mapped=True)
+_MAPPED = Capability(
+    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=True
+)
+_NAMED = Capability(
+    persistent=False, shared=True, layer_wise=False, address_mapped=True, shares_bytes=True
+)
 
 
 class HostTier(CopyingTier):
@@ -86,6 +90,11 @@ class HostTier(CopyingTier):
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         sizes = [group.block_bytes for group in groups]
         segment = self._segment_bytes or fitting_segment(sizes, self.limit_bytes)
+        if self.limit_bytes < segment * len(sizes):
+            raise ValueError(
+                f"tier {self.name!r}: limit_bytes {self.limit_bytes} is too small: each of "
+                f"{len(sizes)} groups needs a segment of {segment} bytes"
+            )
         # Whoever held a short last segment would have fewer slots than its capacity says.
         whole = self.limit_bytes if len(sizes) == 1 else self.limit_bytes // segment * segment
         self._slab = SlabAllocator(sizes, limit_bytes=whole, segment_bytes=segment)

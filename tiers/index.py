@@ -11,7 +11,9 @@ from radix.pool import SlotPool
 from radix.tier import Capability, Tier, Transfer
 from tiers.pools import PooledTier, all_of, blocks_of_groups
 
-_NOTHING = Capability(persistent=False, shared=False, layer_wise=False, address_mapped=False)
+_NOTHING = Capability(
+    persistent=False, shared=False, layer_wise=False, address_mapped=False, shares_bytes=False
+)
 
 
 class IndexTier(PooledTier):

@@ -1,0 +1,83 @@
+"""What a cache tells its owner: completions, the life of requests, and the stream of blocks stored
+in and removed from tiers (I30, I32). Values only; the wire form belongs to the service.
+
+In the stream a parent is stored before its child and a child removed before its parent, nothing is
+stored or removed twice, and replaying it into a dictionary gives what is resident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from radix.tier import Keys
+
+
+class RequestState(Enum):
+    """The life of a request; the last three are the three events of its end."""
+
+    LOADING = "loading"
+    RUNNING = "running"
+    GENERATION_DONE = "generation done"
+    FINALIZED = "finalized"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """A request entered a state at ``time_ns`` of the cache's clock."""
+
+    request: int
+    state: RequestState
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEvent:
+    """A transfer ended: ``good`` of ``blocks`` arrived, ``nbytes`` moved in [start, end]."""
+
+    job: int
+    source: str
+    target: str
+    group: str
+    blocks: int
+    good: int
+    nbytes: int
+    start_ns: int
+    end_ns: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks became resident in a tier: ``keys`` (n, 16) in the order of the path, the first at
+    page ``first`` behind the block ``parent`` (16 bytes).
+    """
+
+    tier: str
+    group: str
+    parent: bytes
+    keys: Keys
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks left a tier, children before parents; ``keys`` (n, 16)."""
+
+    tier: str
+    group: str
+    keys: Keys
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierEvent:
+    """A tier changed its mode on its own account: full, read-only, failed."""
+
+    tier: str
+    mode: str
+    error: str
+
+
+Event = RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | TierEvent

@@ -1,0 +1,81 @@
+"""Leases: the only pin. An opaque object that names its end, released exactly once, by hand or as
+a context manager (I13, I14). One that is dropped without release is put on a list that the owner
+drains; it is given back then, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+
+from radix.errors import LeaseError
+from radix.tree import Cursor, TreeCore
+
+
+class Lease:
+    """Pages [0, ``pages``) of one path stay resident until ``release``.
+
+    Made by ``PrefixCache.lease``; never by hand.
+    """
+
+    __slots__ = ("_dropped", "_id", "_tree", "cursor")
+
+    def __init__(self, tree: TreeCore, cursor: Cursor, dropped: deque[int]) -> None:
+        lease, node, pages = tree.lease(cursor)
+        self._tree = tree
+        self._id = lease
+        self._dropped = dropped
+        self.cursor = Cursor(cursor.root, node, pages)
+
+    @property
+    def pages(self) -> int:
+        """Pages from the root that are pinned."""
+        return self.cursor.pages
+
+    @property
+    def released(self) -> bool:
+        """Whether it was given back."""
+        return self._id == 0
+
+    @property
+    def native(self) -> int:
+        """The number under which the tree knows it. Raises ``LeaseError`` once released."""
+        if self._id == 0:
+            raise LeaseError("the lease was released already")
+        return self._id
+
+    def release(self) -> None:
+        """Gives it back; its path becomes the most recently used. ``LeaseError`` if done before."""
+        self._tree.release(self.native)
+        self._id = 0
+
+    def move(self, cursor: Cursor) -> None:
+        """Ends it elsewhere on its path; the new end is pinned before the old one is let go."""
+        self._tree.move(self.native, cursor)
+        self.cursor = self._tree.lease_end(cursor.root, self.native)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._id:
+            self.release()
+
+    def __del__(self) -> None:
+        # any thread may end here: appending to a deque takes no lock, the owner drains it
+        if self._id:
+            self._dropped.append(self._id)
+
+
+def drain(tree: TreeCore, dropped: deque[int]) -> int:
+    """Gives back the leases that were dropped; how many. Called by the owner."""
+    count = 0
+    while dropped:
+        tree.release(dropped.popleft())
+        count += 1
+    return count

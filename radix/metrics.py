@@ -1,0 +1,54 @@
+"""Counters by stage, group and tier, and misses by reason: never one number for all (I34, C108).
+A counter is a plain integer under a tuple of names; reading them is a copy, so that nothing that a
+reader does can change a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MISS_REASONS = (
+    "cold",
+    "evicted",
+    "below one page",
+    "load failed",
+    "corrupt",
+    "tier out",
+    "not cacheable",
+)
+
+
+class Metrics:
+    """Counts, by (stage, what, group or tier, ...).
+
+    Write: ``add``. Read: ``get``, ``total``, ``snapshot``, ``misses``.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def add(self, key: tuple[str, ...], count: int = 1) -> None:
+        """Adds ``count`` under ``key``. Cost: O(1)."""
+        counts = self._counts
+        counts[key] = counts.get(key, 0) + count
+
+    def get(self, *key: str) -> int:
+        """The count under exactly this key, 0 if nothing was counted."""
+        return self._counts.get(key, 0)
+
+    def total(self, *prefix: str) -> int:
+        """The sum of all counts whose key begins with ``prefix``."""
+        size = len(prefix)
+        return sum(count for key, count in self._counts.items() if key[:size] == prefix)
+
+    def misses(self) -> dict[str, int]:
+        """Missed tokens by reason."""
+        return {
+            key[-1]: count for key, count in self._counts.items() if key[:2] == ("match", "miss")
+        }
+
+    def snapshot(self) -> Mapping[str, int]:
+        """All counts, keys joined by dots, sorted: ready for JSON."""
+        return {".".join(key): self._counts[key] for key in sorted(self._counts)}

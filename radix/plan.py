@@ -1,0 +1,56 @@
+"""Plans: frozen values that say what the tiers are to do. Deciding makes a plan and changes
+nothing; the facade applies each exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.tree import Cursor
+
+Pages = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Blocks of one group that are to go from one tier to its neighbour.
+
+    ``pages``: ascending positions (pages from the root) on the path to ``at``; ``source`` and
+    ``target`` number the tiers of the cache.
+    """
+
+    at: Cursor
+    group: int
+    source: int
+    target: int
+    pages: Pages
+
+    @property
+    def blocks(self) -> int:
+        """Blocks to move."""
+        return len(self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a prompt hits as far as it does, in tokens; ``reason`` names the first miss.
+
+    ``tiers``: tokens of the hit by the tier that would serve them.
+    """
+
+    prompt_tokens: int
+    structural_tokens: int
+    device_tokens: int
+    hit_tokens: int
+    tiers: dict[str, int]
+    reason: str
+
+    def __str__(self) -> str:
+        served = ", ".join(f"{tier} {tokens}" for tier, tokens in self.tiers.items())
+        return (
+            f"{self.hit_tokens} of {self.prompt_tokens} tokens hit ({served or 'no tier'}); "
+            f"known {self.structural_tokens}; the rest: {self.reason}"
+        )

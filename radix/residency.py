@@ -1,0 +1,256 @@
+"""Which block lies where: the tree's columns and the tiers' slots, changed together and only here,
+so that every slot has one owner (I7, I8) and the event stream is true (I32). Decides who goes when
+a tier is short (I16, I17), and remembers in a small table what went, so that a miss can say
+whether the prefix was never seen or was evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from radix._native import ffi, lib
+from radix.errors import CapacityError, TierFullError
+from radix.events import BlocksRemoved, BlocksStored, Event
+from radix.groups import Group
+from radix.metrics import Metrics
+from radix.tier import Keys, Slots, Tier, TierMode
+from radix.tree import NO_SLOT, Cursor, TreeCore
+
+GHOSTS = 1 << 16
+
+
+class Residency:
+    """The tree over the tiers that it places blocks in.
+
+    Room: ``reserve``, ``evict``, ``available``. Change: ``attach``, ``drop``, ``forget``.
+    Look: ``slots``, ``readable``, ``was_evicted``, ``check``.
+    """
+
+    def __init__(
+        self,
+        tree: TreeCore,
+        groups: Sequence[Group],
+        tiers: Sequence[Tier],
+        metrics: Metrics,
+        events: list[Event] | None,
+    ) -> None:
+        self.tree = tree
+        self.groups = tuple(groups)
+        self.tiers = tuple(tiers)
+        self.metrics = metrics
+        self.events = events
+        self.root_keys: dict[int, bytes] = {}
+        self.adopted = False  # the first tier's slots belong to the engine
+        self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
+        self._ghost_tiers = np.zeros(GHOSTS, np.uint8)
+        self._evict_keys = tuple(
+            [
+                ("evict", "blocks", tier.name, group.name)
+                for group in self.groups
+                for tier in self.tiers
+            ]
+        )
+
+    def readable(self) -> int:
+        """Bit mask of the tiers whose blocks count for a hit."""
+        mask = 0
+        for number, tier in enumerate(self.tiers):
+            if tier.mode is not TierMode.OFF:
+                mask |= 1 << number
+        return mask
+
+    def slots(self, at: Cursor, group: int, tier: int, first: int, count: int) -> Slots:
+        """Slots of pages [first, first+count) of a path; -1 where none."""
+        return self.tree.slots(at, self.tree.column(group, tier), first, count)
+
+    # ------------------------------------------------------------ room
+    def available(self, tier: int, group: int) -> int:
+        """Blocks that ``reserve`` could give now: free ones and those that may go."""
+        stats = self.tree.column_stats(self.tree.column(group, tier))
+        return self.tiers[tier].free_blocks(group) + stats.resident - stats.protected
+
+    def reserve(self, tier: int, group: int, count: int) -> Slots:
+        """``count`` slots, evicting what has to go. All or nothing as to slots.
+
+        Raises ``CapacityError`` with what is short; evicts nothing if that could not help.
+        Cost: the slots.
+        """
+        store = self.tiers[tier]
+        short = count - store.free_blocks(group)
+        if short > 0:
+            if self.available(tier, group) < count and not self._others(tier, group):
+                raise self.shortage(tier, group, count)
+            self._make_room(tier, group, count)
+        try:
+            return store.reserve(group, count)
+        except TierFullError as error:
+            raise self.shortage(tier, group, count) from error
+
+    def _others(self, tier: int, group: int) -> bool:
+        """Whether blocks of other groups of one byte budget could make room."""
+        tree = self.tree
+        return any(
+            tree.next_victim(tree.column(other, tier)) is not None
+            for other in range(len(self.groups))
+            if other != group and self.tiers[tier].capability.shares_bytes
+        )
+
+    def _make_room(self, tier: int, group: int, count: int) -> None:
+        store = self.tiers[tier]
+        while (short := count - store.free_blocks(group)) > 0:
+            if len(self.evict(tier, group, short)):
+                continue
+            victim = self._oldest_other(tier, group)
+            if victim is None or not len(self.evict(tier, victim, max(short, 64))):
+                return
+
+    def _oldest_other(self, tier: int, group: int) -> int | None:
+        if not self.tiers[tier].capability.shares_bytes:
+            return None
+        stamps = [
+            (stamp, other)
+            for other in range(len(self.groups))
+            if other != group
+            and (stamp := self.tree.next_victim(self.tree.column(other, tier))) is not None
+        ]
+        return min(stamps)[1] if stamps else None
+
+    def shortage(self, tier: int, group: int, count: int) -> CapacityError:
+        """The error that says what is short in (tier, group)."""
+        stats = self.tree.column_stats(self.tree.column(group, tier))
+        return CapacityError(
+            f"tier {self.tiers[tier].name!r}, group {self.groups[group].name!r}",
+            needed=count,
+            free=self.tiers[tier].free_blocks(group),
+            evictable=stats.resident - stats.protected,
+            leased=stats.protected,
+        )
+
+    def evict(self, tier: int, group: int, count: int) -> Slots:
+        """Evicts up to ``count`` blocks, oldest first; the slots that became free.
+
+        Where the engine owns the slots they are its own again. Cost: the blocks.
+        """
+        column = self.tree.column(group, tier)
+        slots = np.empty(count, np.int32)
+        ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
+        freed = self.tree.evict(column, slots, ids)
+        slots = slots[:freed]
+        if freed:
+            self.metrics.add(self._evict_keys[column], freed)
+            if ids is not None:
+                self._removed(tier, group, ids[:freed], "evicted")
+            self._give_back(tier, group, slots)
+        return slots
+
+    def _give_back(self, tier: int, group: int, slots: Slots) -> None:
+        if len(slots) and not (tier == 0 and self.adopted):
+            self.tiers[tier].free(group, slots)
+
+    def _removed(self, tier: int, group: int, ids: Keys, reason: str) -> None:
+        if self.events is not None:
+            self.events.append(
+                BlocksRemoved(self.tiers[tier].name, self.groups[group].name, ids, reason)
+            )
+        if self._ghosts is not None:
+            short = np.ascontiguousarray(ids[:, :8]).view(np.uint64).ravel()
+            place = (short & np.uint64(GHOSTS - 1)).astype(np.int64)
+            self._ghosts[place] = short
+            self._ghost_tiers[place] = tier
+
+    # ------------------------------------------------------------ change
+    def attach(self, at: Cursor, group: int, tier: int, first: int, slots: Slots) -> Slots:
+        """Makes ``slots`` (reserved, now final) resident for pages from ``first`` on.
+
+        Returns the canonical slots. Where another block was there first, or none may stand there,
+        the given slot goes back to the tier: of two equal blocks one is kept.
+        """
+        canonical = self.tree.attach(at, self.tree.column(group, tier), first, slots)
+        taken = canonical == slots
+        store = self.tiers[tier]
+        if taken.all():
+            store.commit(group, slots)
+        else:
+            if taken.any():
+                store.commit(group, slots[taken])
+            store.abort(group, slots[~taken])
+        self.stored(at, group, tier, first, taken)
+        return canonical
+
+    def stored(
+        self, at: Cursor, group: int, tier: int, first: int, taken: npt.NDArray[np.bool_]
+    ) -> None:
+        """Tells the stream that the pages ``first + i`` with ``taken[i]`` are resident now."""
+        if self.events is None or not taken.any():
+            return
+        keys = self.tree.keys(at, first, len(taken))
+        for lo, hi in runs(taken):
+            parent = self.parent_key(at, first + lo)
+            self.events.append(
+                BlocksStored(
+                    self.tiers[tier].name,
+                    self.groups[group].name,
+                    parent,
+                    keys[lo:hi].copy(),
+                    first + lo,
+                )
+            )
+
+    def parent_key(self, at: Cursor, page: int) -> bytes:
+        """The key from which page ``page`` of the path chains."""
+        if page == 0:
+            return self.root_keys[at.root]
+        return self.tree.keys(at, page - 1, 1).tobytes()
+
+    def drop(self, at: Cursor, group: int, tier: int, page: int, reason: str) -> bool:
+        """Takes one block out of a tier (it is corrupt, or gone); whether it was there."""
+        column = self.tree.column(group, tier)
+        key = self.tree.keys(at, page, 1) if self.tree.key_bytes else None
+        slot = self.tree.drop(at, column, page)
+        if slot == NO_SLOT:
+            return False
+        if key is not None:
+            self._removed(tier, group, key, reason)
+        self._give_back(tier, group, np.array([slot], np.int32))
+        return True
+
+    def forget(self, at: Cursor, first: int) -> None:
+        """Gives up, in every tier, what lies behind page ``first`` and nobody else needs."""
+        count = at.pages - first
+        for tier in range(len(self.tiers)):
+            for group in range(len(self.groups)):
+                slots = np.empty(count, np.int32)
+                ids = np.empty((count, 16), np.uint8) if self.tree.key_bytes else None
+                column = self.tree.column(group, tier)
+                freed = self.tree.forget(at, column, first, slots, ids)
+                if freed and ids is not None:
+                    self._removed(tier, group, ids[:freed], "not cacheable")
+                self._give_back(tier, group, slots[:freed])
+
+    # ------------------------------------------------------------ look
+    def was_evicted(self, parent: bytes, page: bytes) -> str | None:
+        """The tier from which the page behind ``parent`` was evicted last, as far as is known."""
+        if self._ghosts is None:
+            return None
+        key = np.empty(16, np.uint8)
+        lib.rdx_keys_chain(parent, page, 1, len(page), ffi.from_buffer("uint8_t[]", key))
+        short = key[:8].view(np.uint64)[0]
+        place = int(short) & (GHOSTS - 1)
+        if self._ghosts[place] != short:
+            return None
+        return self.tiers[int(self._ghost_tiers[place])].name
+
+    def check(self, *, device: bool) -> None:
+        """Walks the tree's invariants and each tier's own books. Cost: everything."""
+        self.tree.check(device=device)
+        for tier in self.tiers:
+            tier.check()
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The [lo, hi) of each run of True. Cost: the mask."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.view(np.int8), [0]))))
+    return [(int(lo), int(hi)) for lo, hi in zip(edges[::2], edges[1::2], strict=True)]
