@@ -40,8 +40,8 @@ typedef struct hash128 {
 
 #define SECRET_BYTES 192
 #define STRIPE_BYTES 64
-#define BLOCK_STRIPES 16 /* (SECRET_BYTES - STRIPE_BYTES) / 8: the secret moves 8 bytes a stripe   \
-                          */
+/* The secret moves 8 bytes a stripe: (SECRET_BYTES - STRIPE_BYTES) / 8. */
+#define BLOCK_STRIPES 16
 #define SCRAMBLE_AT (SECRET_BYTES - STRIPE_BYTES)
 
 static const uint8_t secret[SECRET_BYTES] __attribute__((aligned(64))) = {
