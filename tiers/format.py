@@ -87,9 +87,14 @@ def record_dtype(page_bytes: int, pieces: int) -> np.dtype[np.void]:
     )
 
 
-def fingerprint(groups: Sequence[Group], page_bytes: int) -> bytes:
-    """16 bytes that differ wherever the same slot would mean other bytes."""
-    text = [f"{FORMAT_NAME}-{FORMAT_VERSION};{page_bytes}"]
+def fingerprint(groups: Sequence[Group], page_bytes: int, geometry: Geometry) -> bytes:
+    """16 bytes that differ wherever the same record would mean other bytes: layouts, groups and
+    their order, page size, and where a slot number points.
+    """
+    text = [
+        f"{FORMAT_NAME}-{FORMAT_VERSION};{page_bytes}",
+        f"{geometry.payload};{geometry.paths};{geometry.segment_bytes}",
+    ]
     text += [f"{len(g.name)}:{g.name}={g.layout.fingerprint.hex()}" for g in groups]
     return hashlib.sha256("|".join(text).encode()).digest()[:16]
 
@@ -204,14 +209,18 @@ def _strangers(directory: Path) -> list[str]:
     return [name for name in names if name not in ("lock", "format.new", "lost+found")]
 
 
-def write_format(directory: Path, geometry: Geometry) -> None:
-    """Replaces the format file in one step, durably."""
-    fields = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "lmdb": LMDB_FORMAT}
+def write_format(directory: Path, geometry: Geometry, path: int) -> None:
+    """Replaces the format file of path number ``path`` in one step, durably; an equal one stays."""
+    fields = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "lmdb": LMDB_FORMAT, "path": path}
     fields |= asdict(geometry)
+    text = (json.dumps(fields) + "\n").encode("ascii")
+    with contextlib.suppress(FileNotFoundError):
+        if (directory / "format").read_bytes() == text:
+            return
     temporary = directory / "format.new"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, (json.dumps(fields) + "\n").encode("ascii"))
+        os.write(descriptor, text)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -55,8 +55,9 @@ class SlabAllocator:
     """Slots of several size classes within one byte limit.
 
     Take: ``reserve``, ``adopt``, ``claim``. Move on: ``commit``, ``abort``, ``free``, ``fence``,
-    ``quarantine``, ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``, ``lent_bytes``.
-    Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``. Prove: ``check``.
+    ``quarantine``, ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``,
+    ``lent_bytes``. Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``.
+    Prove: ``check``.
 
     Each class is sure of one segment: the others can neither take its last one nor the one that
     it has yet to get. All else goes to who asks first.
@@ -161,6 +162,11 @@ class SlabAllocator:
     def owner(self, segment: int) -> int:
         """The class that a segment is lent to, or ``UNLENT``, ``BANNED``, ``HELD``."""
         return int(self._owner[segment]) if segment < len(self._owner) else UNLENT
+
+    @property
+    def segment_range(self) -> int:
+        """One more than the greatest segment number there is."""
+        return len(self._owner)
 
     @property
     def lent(self) -> int:

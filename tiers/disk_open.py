@@ -1,0 +1,430 @@
+"""Opening the disk tier: takes the directories, reads the index once, decides what of it still
+holds, and brings the bytes on the disk below the limit before the first block is stored. What it
+cannot use is dropped durably first, so that no slot is written while a record names it. Keeps I25
+at every reopening, and leaves nothing behind where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import TierUnavailableError
+from radix.groups import Group
+from radix.tier import Records, Restored
+from tiers.copies import checksums, plane_array
+from tiers.disk_books import DiskBooks
+from tiers.format import (
+    HAS_PAGES,
+    DirectoryLock,
+    Geometry,
+    SpacePlan,
+    fingerprint,
+    plan_space,
+    read_format,
+    record_dtype,
+    stored_bytes,
+    sync_directory,
+    write_format,
+)
+from tiers.lmdb_index import LmdbIndex
+from tiers.lmdb_index import Records as Rows
+from tiers.slab import SlabAllocator
+from tiers.slab_files import SlabFiles, has_direct_io
+
+_LOG = logging.getLogger("tiers.disk")
+REMOVE_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """What the caller asked for."""
+
+    name: str
+    paths: tuple[Path, ...]
+    limit_bytes: int
+    payload: str
+    segment_bytes: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDisk:
+    """A disk tier that is open. ``dropped``: entries found that could not be kept."""
+
+    dtype: np.dtype[np.void]
+    plan: SpacePlan
+    direct: bool
+    locks: tuple[DirectoryLock, ...]
+    index: LmdbIndex
+    files: SlabFiles
+    books: DiskBooks
+    namespaces: dict[int, bytes]
+    restored: tuple[Restored, ...]
+    next_id: int
+    dropped: int
+
+    def close(self) -> None:
+        """Closes files and index, then gives the directories back. Nothing may run."""
+        self.index.close()
+        self.files.close()
+        for lock in self.locks:
+            lock.release()
+
+
+def pieces_of(groups: Sequence[Group]) -> list[int]:
+    """Checksums a block of each group. Raises ``ValueError`` where pieces would not be equal."""
+    for group in groups:
+        shards = group.layout.store_shards
+        if group.block_bytes % shards:
+            raise ValueError(
+                f"group {group.name!r}: {shards} shards do not divide {group.block_bytes} bytes"
+            )
+    return [group.layout.store_shards for group in groups]
+
+
+def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) -> OpenDisk:
+    """Opens or creates the tier.
+
+    Raises: ``TierUnavailableError`` (held, of a newer format, cannot be written), ``ValueError``
+    for a limit too small. Cost: one scan of the index.
+    """
+    pieces = pieces_of(groups)
+    dtype = record_dtype(page_bytes, max(pieces))
+    geometry, plan, fresh = _plan(config, groups, dtype)
+    with contextlib.ExitStack() as undo:
+        try:
+            locks, failed = _take_directories(config, geometry, undo, fresh)
+            # Between the first look and the lock another owner may have written it.
+            geometry, plan, fresh = _plan(config, groups, dtype)
+            for number, directory in enumerate(config.paths):
+                if number not in failed:
+                    write_format(directory, geometry, number)
+            sizes = [
+                group.block_bytes // count for group, count in zip(groups, pieces, strict=True)
+            ]
+            aligned = all(
+                count == 1 or size % 4096 == 0 for size, count in zip(sizes, pieces, strict=True)
+            )
+            direct = config.payload == "slab" and aligned and has_direct_io(config.paths[0])
+            mark = fingerprint(groups, page_bytes, geometry)
+            files = SlabFiles(config.paths, plan.segment_bytes, direct=direct)
+            files.failed |= failed
+            undo.callback(files.close)
+            index = _open_index(config, plan, mark, dtype)
+            undo.callback(index.close)
+            opened = _fill(config, groups, pieces, dtype, plan, index, files, locks, direct)
+            if index.file_bytes() > plan.map_bytes:
+                index.close()
+                _compact(config, plan, mark, dtype)
+                index = _open_index(config, plan, mark, dtype)
+                opened = replace(opened, index=index)
+        except (lmdb.Error, OSError) as error:
+            raise TierUnavailableError(config.name, f"{config.paths[0]}: {error}") from error
+        undo.pop_all()
+        return opened
+
+
+# ---------------------------------------------------------------------- directories
+
+
+def _plan(
+    config: DiskConfig, groups: tuple[Group, ...], dtype: np.dtype[np.void]
+) -> tuple[Geometry, SpacePlan, bool]:
+    """The geometry to use: what stands there if blocks can stay in it, else a new one."""
+    sizes = [group.block_bytes for group in groups]
+    found = read_format(config.paths[0], config.name)
+    arguments = (config.limit_bytes, sizes, dtype.itemsize, config.payload)
+    if found and (found.payload, found.paths) == (config.payload, len(config.paths)):
+        with contextlib.suppress(ValueError):
+            plan = plan_space(*arguments, found.segment_bytes, fixed_segment=True)
+            return found, plan, False
+    plan = plan_space(*arguments, config.segment_bytes, fixed_segment=False)
+    tier_id = found.tier_id if found else os.urandom(8).hex()
+    geometry = Geometry(tier_id, config.payload, len(config.paths), plan.segment_bytes)
+    return geometry, plan, found is None
+
+
+def _take_directories(
+    config: DiskConfig, geometry: Geometry, undo: contextlib.ExitStack, fresh: bool
+) -> tuple[tuple[DirectoryLock, ...], set[int]]:
+    """Locks of all paths, and the numbers of paths that cannot be used. The first must be good."""
+    locks: list[DirectoryLock] = []
+    failed: set[int] = set()
+    for number, directory in enumerate(config.paths):
+        try:
+            locks.append(_take_directory(config, directory, number, geometry, undo, fresh))
+        except (TierUnavailableError, OSError) as error:
+            # A refusal is for the caller to see; a medium that fails costs only its blocks.
+            if isinstance(error, TierUnavailableError) and not isinstance(error.__cause__, OSError):
+                raise
+            if number == 0:
+                raise TierUnavailableError(config.name, f"{directory}: {error}") from error
+            _LOG.warning("tier %r: path %s is out: %s", config.name, directory, error)
+            failed.add(number)
+    return tuple(locks), failed
+
+
+def _take_directory(
+    config: DiskConfig,
+    directory: Path,
+    number: int,
+    geometry: Geometry,
+    undo: contextlib.ExitStack,
+    fresh: bool,
+) -> DirectoryLock:
+    found = read_format(directory, config.name)
+    if number and found and (fresh or found.tier_id != geometry.tier_id):
+        raise TierUnavailableError(
+            config.name, f"{directory} belongs to another tier than {config.paths[0]}"
+        )
+    made = not directory.exists()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if made:
+        undo.callback(_remove_quietly, directory, everything=True)
+    if number:
+        has_direct_io(directory)  # an OSError here: nothing can be written
+    had_lock = (directory / "lock").exists()
+    lock = DirectoryLock(directory, config.name)
+    undo.callback(lock.release)
+    if found is None and not made:
+        undo.callback(_remove_quietly, directory, everything=False, keep_lock=had_lock)
+    directory.chmod(0o700)
+    return lock
+
+
+def _remove_quietly(directory: Path, *, everything: bool, keep_lock: bool = False) -> None:
+    """Undoes a creation that failed; the first error is the one to report, not this one's."""
+    with contextlib.suppress(OSError):
+        if everything:
+            shutil.rmtree(directory)
+            return
+        for path in directory.iterdir():
+            if path.name != "lost+found" and not (keep_lock and path.name == "lock"):
+                path.unlink()
+
+
+# ---------------------------------------------------------------------- index
+
+
+def _open_index(
+    config: DiskConfig, plan: SpacePlan, mark: bytes, dtype: np.dtype[np.void]
+) -> LmdbIndex:
+    try:
+        have = (config.paths[0] / "data.mdb").stat().st_size
+    except FileNotFoundError:
+        have = 0
+    # An index that an earlier limit let grow needs room to shrink in.
+    map_bytes = plan.map_bytes if have <= plan.map_bytes else 2 * have + (1 << 20)
+    return LmdbIndex(
+        config.paths[0],
+        map_bytes=map_bytes,
+        fingerprint=mark,
+        dtype=dtype,
+        keeps_blocks=config.payload == "lmdb",
+        readers=max(16, 2 * config.threads + 8),
+    )
+
+
+def _compact(config: DiskConfig, plan: SpacePlan, mark: bytes, dtype: np.dtype[np.void]) -> None:
+    """Rewrites the index without its free pages: LMDB never gives space back by itself."""
+    home = config.paths[0]
+    fresh = home / "compact.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    try:
+        index = _open_index(config, plan, mark, dtype)
+        try:
+            index.compact_into(fresh)
+        finally:
+            index.close()
+        os.replace(fresh / "data.mdb", home / "data.mdb")
+        sync_directory(home)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fill(
+    config: DiskConfig,
+    groups: tuple[Group, ...],
+    pieces: list[int],
+    dtype: np.dtype[np.void],
+    plan: SpacePlan,
+    index: LmdbIndex,
+    files: SlabFiles,
+    locks: tuple[DirectoryLock, ...],
+    direct: bool,
+) -> OpenDisk:
+    sizes = [stored_bytes(group.block_bytes, config.payload) for group in groups]
+    slab = SlabAllocator(
+        sizes, limit_bytes=plan.segments * plan.segment_bytes, segment_bytes=plan.segment_bytes
+    )
+    books = DiskBooks(slab, pieces)
+    found = index.scan()
+    index.drop_unsound()
+    names = index.namespaces()
+    keep = _sound(found, groups, pieces, index.epoch, names)
+    segments = _segments(found, slab)
+    keep &= ~np.isin(segments % len(config.paths), list(files.failed))
+    keep = _newest_alone(found, keep, segments, len(groups))
+    keep = _within_limit(found, keep, segments, slab)
+    rows, segments = found[keep], segments[keep]
+    _drop(index, found["id"][~keep])
+    live, first = np.unique(segments, return_index=True)
+    files.keep_only(live.tolist() if config.payload == "slab" else ())
+    shutil.rmtree(config.paths[0] / "compact.new", ignore_errors=True)
+    for segment in range(max(plan.segments, int(live.max(initial=-1)) + 1)):
+        if files.path_of(segment) in files.failed:
+            slab.ban(segment)
+    for segment, group in zip(live.tolist(), rows["group"][first].tolist(), strict=True):
+        slab.adopt(group, segment)
+    for group, count in enumerate(pieces):
+        mine = rows[rows["group"] == group]
+        slots = np.ascontiguousarray(mine["slot"], np.int32)
+        slab.claim(group, slots)
+        books.recorded(group, slots, mine["id"], mine["checksums"][:, :count])
+    slab.changes()
+    used = {int(number) for number in np.unique(rows["namespace"])}
+    if used != set(names):
+        index.forget_namespaces(used)
+    last = int(found["id"].max(initial=0))
+    return OpenDisk(
+        dtype=dtype,
+        plan=plan,
+        direct=direct,
+        locks=locks,
+        index=index,
+        files=files,
+        books=books,
+        namespaces={number: names[number] for number in used},
+        restored=tuple(_restored(rows, names)),
+        next_id=max(last, index.last_id()) + 1,
+        dropped=index.reclaimed + index.unsound + len(found) - len(rows),
+    )
+
+
+# ---------------------------------------------------------------------- what still holds
+
+Mask = npt.NDArray[np.bool_]
+
+
+def _sound(
+    found: Rows, groups: tuple[Group, ...], pieces: list[int], epoch: int, names: dict[int, bytes]
+) -> Mask:
+    """Rows that this layout, epoch and table of namespaces can mean."""
+    group = found["group"].astype(np.int64)
+    keep = (group < len(groups)) & (found["slot"] >= 0) & (found["epoch"] == epoch)
+    keep &= np.isin(found["namespace"], np.fromiter(names, np.uint32, len(names)))
+    lengths = np.array([item.block_bytes for item in groups])
+    whole = np.array([(1 << count) - 1 for count in pieces])
+    group[~keep] = 0
+    keep &= (found["length"] == lengths[group]) & (found["present"] == whole[group])
+    return np.asarray(keep & (found["key_bytes"] <= 32), np.bool_)
+
+
+def _segments(found: Rows, slab: SlabAllocator) -> npt.NDArray[np.int64]:
+    per_segment = np.array([kind.per_segment for kind in slab.classes], np.int64)
+    group = np.minimum(found["group"], len(per_segment) - 1)
+    return np.asarray(found["slot"].astype(np.int64) // per_segment[group], np.int64)
+
+
+def _newest_alone(found: Rows, keep: Mask, segments: npt.NDArray[np.int64], groups: int) -> Mask:
+    """Where two records name one slot, one key or one segment for two groups, the newer holds:
+    the older is one whose removal was not durable yet.
+    """
+    keep = keep.copy()
+    chosen = np.flatnonzero(keep)
+    if not len(chosen):
+        return keep
+    newest = np.zeros(int(segments[chosen].max()) + 1, np.int64)
+    newest[segments[chosen]] = found["group"][chosen]
+    keep[chosen] = newest[segments[chosen]] == found["group"][chosen]
+    chosen = np.flatnonzero(keep)
+    place = found["group"][chosen].astype(np.int64) << 32 | found["slot"][chosen]
+    _keep_last(keep, chosen, place)
+    chosen = np.flatnonzero(keep)
+    names = np.zeros(len(chosen), [("namespace", "<u4"), ("group", "<u4"), ("key", "u1", (32,))])
+    for field in ("namespace", "group", "key"):
+        names[field] = found[field][chosen]
+    plane = plane_array([(names.ctypes.data, names.itemsize, names.itemsize)])
+    _keep_last(keep, chosen, checksums(plane, np.arange(len(chosen), dtype=np.int32)))
+    return keep
+
+
+def _keep_last(keep: Mask, chosen: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> None:
+    """Of rows with one value only the last stays."""
+    _, first = np.unique(values[::-1], return_index=True)
+    if len(first) < len(chosen):
+        keep[chosen] = False
+        keep[chosen[len(chosen) - 1 - first]] = True
+
+
+def _within_limit(
+    found: Rows, keep: Mask, segments: npt.NDArray[np.int64], slab: SlabAllocator
+) -> Mask:
+    """Keeps the segments with the newest records, as many as the limit allows, and leaves one for
+    each group that has none.
+    """
+    live, inverse = np.unique(segments[keep], return_inverse=True)
+    if not len(live):
+        return keep
+    age = np.zeros(len(live), np.float64)
+    np.add.at(age, inverse, found["id"][keep].astype(np.float64))
+    age /= np.bincount(inverse)
+    owners = np.zeros(len(live), np.int64)
+    owners[inverse] = found["group"][keep]
+    most = slab.segments - (len(slab.classes) - len(np.unique(owners)))
+    if len(live) <= most:
+        return keep
+    kept = live[np.argsort(-age, kind="stable")[:most]]
+    return keep & np.isin(segments, kept)
+
+
+def _drop(index: LmdbIndex, ids: npt.NDArray[np.uint64]) -> None:
+    """Removes records durably, in steps that a nearly full map has room for."""
+    if len(ids) and len(ids) == index.entries():
+        index.clear()
+        return
+    step = REMOVE_CHUNK
+    while len(ids):
+        try:
+            index.commit([], ids[:step], {})
+        except lmdb.MapFullError:
+            if step == 1:
+                raise
+            step = max(1, step // 8)
+            continue
+        ids = ids[step:]
+
+
+def _restored(rows: Rows, names: dict[int, bytes]) -> Iterator[Restored]:
+    """Rows by namespace, group and shape of key, oldest first within each."""
+    if not len(rows):
+        return
+    code = rows["namespace"].astype(np.int64) << 32 | rows["group"].astype(np.int64) << 16
+    code |= rows["key_bytes"].astype(np.int64) << 8 | rows["flags"]
+    kinds = np.unique(code)
+    for kind in kinds:
+        part = rows if len(kinds) == 1 else rows[code == kind]
+        width = int(part["key_bytes"][0])
+        has_pages = bool(part["flags"][0] & HAS_PAGES)
+        yield Restored(
+            group=int(part["group"][0]),
+            records=Records(
+                namespace=names[int(part["namespace"][0])],
+                keys=np.ascontiguousarray(part["key"][:, :width]),
+                parents=np.ascontiguousarray(part["parent"]),
+                pages=np.ascontiguousarray(part["page"]) if has_pages else None,
+                positions=np.ascontiguousarray(part["position"]),
+            ),
+            slots=np.ascontiguousarray(part["slot"], np.int32),
+        )

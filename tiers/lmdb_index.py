@@ -1,0 +1,336 @@
+"""The index of the disk tier: one record a block in LMDB, the source of truth. Records are keyed by
+a monotonic id, so that writing them is appending and reading them in order is a scan. Whatever
+LMDB shows as a view is copied or used up within its transaction, and no transaction outlives a
+call. Keeps I25's index half: what a commit names is durable when it returns, all of it or nothing.
+
+    table              key                  value
+    records-<print>    id, 8 bytes, BE      one packed record (tiers.format.record_dtype)
+    payload-<print>    id, 8 bytes, BE      the block (payload="lmdb")
+    namespaces         number, 4 bytes, BE  fingerprint, canonical bytes
+    state              name                 epoch, 8 bytes, LE
+
+Each layout fingerprint has tables of its own: those of another one are dropped whole at opening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from radix._native import ffi, lib
+from radix.tier import Slots
+from tiers.copies import checksums, plane_array
+from tiers.transfer import Planes
+
+PAGE_BYTES = 4096
+MAX_TABLES = 128
+SCAN_CHUNK = 65536
+Records = npt.NDArray[np.void]
+Ids = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Records of one store that are to be committed, and their blocks where LMDB keeps those."""
+
+    records: Records
+    blocks: Sequence[Any]
+
+
+class LmdbIndex:
+    """Records on disk. One thread writes (``commit``); any thread may read.
+
+    Open: the constructor, ``close``. Read: ``scan``, ``namespaces``, ``copy_out``. Write:
+    ``commit``, ``compact``. Ask: ``file_bytes``, ``used_share``, ``epoch``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        map_bytes: int,
+        fingerprint: bytes,
+        dtype: np.dtype[np.void],
+        keeps_blocks: bool,
+        readers: int,
+    ) -> None:
+        """Opens or creates the index. Raises ``lmdb.Error``, ``OSError``."""
+        self._directory = directory
+        self._fingerprint = fingerprint
+        self._dtype = dtype
+        self._keeps_blocks = keeps_blocks
+        self.unsound = 0
+        # For tests: called before every step of a commit with the step's name; may raise.
+        self.hook: Callable[[str], None] = _no_hook
+        self._env: Any = lmdb.open(
+            str(directory),
+            map_size=map_bytes,
+            max_dbs=MAX_TABLES,
+            max_readers=readers,
+            subdir=True,
+            sync=True,
+            metasync=True,
+            writemap=False,
+            map_async=False,
+            meminit=False,
+            mode=0o600,
+        )
+        try:
+            # Readers of a process that was killed would keep old pages for ever.
+            self._env.reader_check()
+            self._open_tables()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _open_tables(self) -> None:
+        mark = self._fingerprint.hex().encode()
+        self.reclaimed = 0  # entries of foreign layouts that were dropped
+        with self._env.begin(write=True) as txn:
+            with txn.cursor() as cursor:
+                names = [bytes(key) for key in cursor.iternext(keys=True, values=False)]
+            kept = (b"records-" + mark, b"payload-" + mark, b"namespaces", b"state")
+            for name in names:
+                if name not in kept:
+                    foreign = self._env.open_db(name, txn=txn, create=False)
+                    if name.startswith(b"records-"):
+                        self.reclaimed += txn.stat(foreign)["entries"]
+                    txn.drop(foreign, delete=True)
+            self._records, self._payload, self._namespaces, self._state = (
+                self._env.open_db(name, txn=txn) for name in kept
+            )
+            epoch = txn.get(b"epoch", db=self._state)
+            self.epoch = int.from_bytes(epoch, "little") if epoch else 0
+
+    # ------------------------------------------------------------------ reading
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """A read transaction whose values are views. A full table of readers is cleared of dead
+        ones and tried once more.
+        """
+        try:
+            txn = self._env.begin(buffers=True)
+        except lmdb.ReadersFullError:
+            self._env.reader_check()
+            txn = self._env.begin(buffers=True)
+        with txn:
+            yield txn
+
+    def scan(self) -> Records:
+        """A copy of every sound record, oldest first. Cost: the table, once.
+
+        Records whose guard is wrong are left out: their bytes are not what was written. They are
+        counted in ``unsound``, and ``drop_unsound`` removes them.
+        """
+        width = self._dtype.itemsize
+        chunks: list[Records] = []
+        count = 0
+        with self._reading() as txn, txn.cursor(db=self._records) as cursor:
+            values = cursor.iternext(keys=False, values=True)
+            while True:
+                chunk = list(itertools.islice(values, SCAN_CHUNK))
+                if not chunk:
+                    break
+                count += len(chunk)
+                joined = b"".join(chunk)
+                if len(joined) != width * len(chunk):
+                    joined = b"".join(value for value in chunk if len(value) == width)
+                del chunk
+                chunks.append(np.frombuffer(joined, self._dtype))
+            del values
+        records = np.concatenate(chunks) if chunks else np.zeros(0, self._dtype)
+        sound = guards(records) == records["guard"]
+        if not sound.all():
+            records = records[sound]
+        self.unsound = count - len(records)
+        return records
+
+    def drop_unsound(self) -> None:
+        """Removes the records that ``scan`` found damaged, durably. Cost: the table, if any."""
+        if not self.unsound:
+            return
+        damaged = []
+        with self._reading() as txn, txn.cursor(db=self._records) as cursor:
+            for key, value in cursor:
+                row = np.frombuffer(bytes(value).ljust(self._dtype.itemsize, b"\0"), self._dtype, 1)
+                if len(value) != self._dtype.itemsize or guards(row)[0] != row["guard"][0]:
+                    damaged.append(bytes(key))
+            del key, value
+        with self._env.begin(write=True) as txn:
+            for name in damaged:
+                txn.delete(name, db=self._records)
+                txn.delete(name, db=self._payload)
+
+    def namespaces(self) -> dict[int, bytes]:
+        """Canonical bytes of each namespace number of this layout."""
+        size = len(self._fingerprint)
+        with self._reading() as txn, txn.cursor(db=self._namespaces) as cursor:
+            return {
+                int.from_bytes(key, "big"): bytes(value[size:])
+                for key, value in cursor
+                if bytes(value[:size]) == self._fingerprint
+            }
+
+    def copy_out(
+        self,
+        ids: Ids,
+        expected: npt.NDArray[np.uint64],
+        piece_bytes: int,
+        target: Planes,
+        slots: Slots,
+    ) -> npt.NDArray[np.int32]:
+        """Copies blocks to memory, each only if every piece has its checksum; a status a block.
+
+        ``expected``: (n, pieces). Cost: the bytes, in the calling thread.
+        """
+        pieces = expected.shape[1]
+        size = piece_bytes * pieces
+        statuses = np.full(len(ids), lib.RDX_ESHORT, np.int32)
+        origin = np.zeros(1, np.int32)
+        order = np.arange(pieces, dtype=np.int32)
+        with self._reading() as txn:
+            for index, key in enumerate(_keys(ids)):
+                view = txn.get(key, db=self._payload)
+                if view is None or len(view) < size:
+                    continue
+                with ffi.from_buffer(view) as pointer:
+                    base = int(ffi.cast("uintptr_t", pointer))
+                    found = checksums(plane_array([(base, piece_bytes, piece_bytes)]), order)
+                    if (found != expected[index]).any():
+                        statuses[index] = lib.RDX_ECORRUPT
+                        continue
+                    statuses[index] = _copy_one(target, slots[index : index + 1], base, origin)
+                del view
+        return statuses
+
+    # ------------------------------------------------------------------ writing
+
+    def commit(
+        self,
+        additions: Sequence[Additions],
+        removals: Ids,
+        namespaces: dict[int, bytes],
+    ) -> None:
+        """One durable transaction: all removals, all additions, in this order, or nothing.
+
+        Cost: the records, and a sync of the file. Raises ``lmdb.Error``, ``OSError``.
+        """
+        self.hook("begin")
+        txn = self._env.begin(write=True)
+        try:
+            for key in _keys(np.sort(removals)):
+                self.hook("delete")
+                txn.delete(key, db=self._records)
+                if self._keeps_blocks:
+                    txn.delete(key, db=self._payload)
+            for number, canonical in namespaces.items():
+                self.hook("namespace")
+                txn.put(
+                    number.to_bytes(4, "big"), self._fingerprint + canonical, db=self._namespaces
+                )
+            for item in additions:
+                self._add(txn, item)
+            self.hook("commit")
+            txn.commit()
+        except BaseException:
+            txn.abort()
+            raise
+
+    def _add(self, txn: Any, item: Additions) -> None:
+        keys = list(_keys(item.records["id"]))
+        if self._keeps_blocks:
+            self.hook("payload")
+            self._append(txn, self._payload, list(zip(keys, item.blocks, strict=True)))
+        self.hook("put")
+        packed = memoryview(item.records.tobytes())
+        width = self._dtype.itemsize
+        rows = [packed[at : at + width] for at in range(0, len(packed), width)]
+        self._append(txn, self._records, list(zip(keys, rows, strict=True)))
+
+    def _append(self, txn: Any, table: Any, items: list[tuple[bytes, Any]]) -> None:
+        with txn.cursor(db=table) as cursor:
+            _, added = cursor.putmulti(items, dupdata=False, append=True)
+        if added != len(items):
+            raise lmdb.Error(f"{len(items) - added} of {len(items)} ids are not new")
+
+    def forget_namespaces(self, kept: set[int]) -> None:
+        """Removes the namespaces that no record names. Raises ``lmdb.Error``."""
+        with self._env.begin(write=True) as txn:
+            with txn.cursor(db=self._namespaces) as cursor:
+                numbers = [int.from_bytes(key, "big") for key in cursor.iternext(values=False)]
+            for number in numbers:
+                if number not in kept:
+                    txn.delete(number.to_bytes(4, "big"), db=self._namespaces)
+
+    def clear(self) -> None:
+        """Drops every record and block. Raises ``lmdb.Error``. Cost: the pages of the tables."""
+        with self._env.begin(write=True) as txn:
+            for table in (self._records, self._payload, self._namespaces):
+                txn.drop(table, delete=False)
+
+    def compact_into(self, path: Path) -> None:
+        """Writes a copy without free pages to the folder ``path``. Raises ``lmdb.Error``."""
+        self._env.copy(str(path), compact=True)
+
+    # ------------------------------------------------------------------ questions
+
+    def last_id(self) -> int:
+        """The greatest id ever committed that is still there; 0 in an empty table."""
+        with self._reading() as txn, txn.cursor(db=self._records) as cursor:
+            return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+
+    def entries(self) -> int:
+        """Records in the table of this layout."""
+        with self._reading() as txn:
+            return int(txn.stat(self._records)["entries"])
+
+    def file_bytes(self) -> int:
+        """Bytes of the map that are in use on the disk, free pages included."""
+        return int((self._env.info()["last_pgno"] + 1) * PAGE_BYTES)
+
+    def close(self) -> None:
+        """Closes the environment. Idempotent; no other thread may be in a call."""
+        self._env.close()
+
+
+def guards(records: Records) -> npt.NDArray[np.uint64]:
+    """The xxh3-64 of each record without its guard. Cost: the bytes."""
+    if not len(records):
+        return np.zeros(0, np.uint64)
+    width = records.dtype.itemsize
+    records = np.ascontiguousarray(records)
+    plane = plane_array([(records.ctypes.data, width, width - 8)])
+    return checksums(plane, np.arange(len(records), dtype=np.int32))
+
+
+def _keys(ids: Ids) -> Iterator[bytes]:
+    packed = ids.astype(">u8").tobytes()
+    return (packed[at : at + 8] for at in range(0, len(packed), 8))
+
+
+def _copy_one(target: Planes, slots: Slots, base: int, origin: Slots) -> int:
+    source = plane_array([(base, 0, int(target["bytes"].sum()))])
+    return int(
+        lib.rdx_copy_blocks(
+            ffi.from_buffer("rdx_plane[]", target),
+            len(target),
+            ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots)),
+            ffi.from_buffer("rdx_plane[]", source),
+            1,
+            ffi.from_buffer("int32_t[]", origin),
+            1,
+        )
+    )
+
+
+def _no_hook(step: str) -> None:
+    """Nothing fails."""
