@@ -21,10 +21,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -140,28 +139,37 @@ def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
 def _open(source: str, name: str) -> Iterator[io.BufferedReader]:
     """Open `source` for reading lines, through the decompressor that its first bytes ask for."""
     with ExitStack() as stack:
-        raw: io.BufferedReader | io.BytesIO = sys.stdin.buffer
+        raw = cast(io.BufferedReader, sys.stdin.buffer)
         if source != "-":
             raw = stack.enter_context(Path(source).open("rb"))
         head = raw.read(6)
+        opened: Any = raw
         if source != "-" and raw.seekable():
             raw.seek(0)
         else:
-            # A pipe cannot be rewound: its first bytes are put back by reading it whole. Piece by
-            # piece, because an interrupt between two pieces of a single read() would be held back
-            # until the pipe's other end says more.
-            raw = io.BytesIO(b"".join((head, *iter(partial(raw.read1, _READ_BYTES), b""))))
+            opened = io.BytesIO(head + _read_all(raw))
         for magic, kind in _UNREADABLE.items():
             if head.startswith(magic):
                 raise TraceError(name, 0, "", f"{kind} data; traces are read plain, gz or xz")
         # The decompressors have every method that BufferedReader calls, though the type stubs do
         # not derive them from RawIOBase.
-        opened: Any = raw
         if head.startswith(_GZIP_MAGIC):
-            opened = gzip.GzipFile(fileobj=raw)
+            opened = gzip.GzipFile(fileobj=opened)
         elif head.startswith(_XZ_MAGIC):
-            opened = stack.enter_context(lzma.LZMAFile(raw))
+            opened = stack.enter_context(lzma.LZMAFile(opened))
         yield stack.enter_context(io.BufferedReader(opened, _READ_BYTES))
+
+
+def _read_all(pipe: io.BufferedReader) -> bytes:
+    """Read a pipe, which cannot be rewound, to its end.
+
+    One system call at a time, because an interrupt that falls between two calls of a single long
+    `read()` is held back until the pipe's other end says more.
+    """
+    pieces = []
+    while piece := pipe.read1(_READ_BYTES):
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class _Reader:

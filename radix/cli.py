@@ -1,0 +1,344 @@
+"""The command line: `radix replay` on recorded traffic and `radix demo` on made-up traffic.
+
+Kept here: results go to standard output, progress and errors to standard error; bad input ends with
+exit status 2 and one line that names file, line and field, before anything is written; a check that
+failed ends with 1, an interrupt with 130. Parts that need the native cache, torch or matplotlib are
+imported only by the commands that use them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from radix import __version__
+from radix.errors import CacheError
+from radix.replay.chains import Chains, encode_chains
+from radix.replay.optimal import next_uses
+from radix.replay.options import (
+    ONLINE_POLICIES,
+    OPTIMAL,
+    OptionError,
+    parse_capacities,
+    parse_policies,
+    parse_positive,
+    parse_tiers,
+)
+from radix.replay.report import (
+    Progress,
+    Run,
+    TieredReport,
+    index_report,
+    replay_optimal,
+    write_json,
+)
+from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, TraceError, read_trace
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EXIT_DONE = 0
+EXIT_CHECK_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+DEFAULT_CAPACITY = "1%,5%,10%,20%,50%"
+DEFAULT_BLOCK_BYTES = 65536
+DEFAULT_REPORT = "demo-report"
+
+_REPLAY_HELP = """\
+Replay recorded traffic and count what a prefix cache would have served.
+
+TRACE is a file of JSON lines, plain, gz or xz, or - for standard input. Two formats are known,
+told apart by their content:
+  block traces   {"timestamp": 0, "hash_ids": [0, 1, 2]}
+                 each id is one block of the prompt
+  token traces   {"t": 0, "ref": -1, "keep": 0, "add": [5, 6], "out": [7]}
+                 prompt = (prompt + out of record ref)[:keep] + add, in pages of --page-tokens
+"""
+_REPLAY_EXAMPLES = """\
+examples:
+  radix replay trace.jsonl.gz
+  radix replay trace.jsonl.gz --capacity 18279,5% --policy lru --json out.json --plot hits.png
+  zcat trace.jsonl.gz | radix replay - --capacity 10% --json -
+  radix replay trace.jsonl.gz --tiers device=2000,host=8000,disk=64000 --data ./cache --verify
+
+exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted
+"""
+_DEMO_HELP = """\
+Run a made-up mix of chats, agents and a batch scan through device, host and disk with real bytes,
+check every block that is loaded, then close, reopen the disk and run again to show a warm start.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 done, 1 a check failed, 2 bad input.
+
+    Args:
+        arguments: what follows the program's name; those of the process if left out.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _replay(options) if options.command == "replay" else _demo(options)
+    except (TraceError, OptionError) as error:
+        return _complain(str(error), EXIT_BAD_INPUT)
+    except CacheError as error:
+        return _complain(f"{type(error).__name__}: {error}", EXIT_CHECK_FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not try to flush it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CHECK_FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
+    except ModuleNotFoundError as error:
+        return _complain(_missing(error), EXIT_CHECK_FAILED)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that complains in one line, as every other fault of the input does.
+
+    Options are never completed from their first letters: a later option would change their meaning.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="radix", description="A prefix cache for model state, run on traffic.")
+    parser.add_argument("--version", action="version", version=f"radix {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    replay = commands.add_parser(
+        "replay",
+        help="replay recorded traffic and count hits",
+        description=_REPLAY_HELP,
+        epilog=_REPLAY_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_replay_arguments(replay)
+    demo = commands.add_parser(
+        "demo",
+        help="show device, host, disk and a warm start at work",
+        description=_DEMO_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument("--seed", default="0", metavar="N", help="what all traffic is made from (0)")
+    demo.add_argument(
+        "--report",
+        default=DEFAULT_REPORT,
+        metavar="DIR",
+        help=f"where plots, timeline and summary are written ({DEFAULT_REPORT})",
+    )
+    demo.add_argument("--json", metavar="FILE", help="write the summary here too; - is stdout")
+    return parser
+
+
+def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument("trace", metavar="TRACE", help="the trace, or - for standard input")
+    replay.add_argument("--json", metavar="FILE", help="write the result as JSON; - is stdout")
+    replay.add_argument("--plot", metavar="FILE", help="draw the hit ratio as a PNG file")
+    replay.add_argument(
+        "--page-tokens",
+        metavar="N",
+        help=f"tokens a page, for token traces ({DEFAULT_PAGE_TOKENS}); only full pages count",
+    )
+    index = replay.add_argument_group("counting only (the default)")
+    index.add_argument(
+        "--capacity",
+        metavar="N,N%,...",
+        help="cache sizes in blocks, or in %% of the trace's unique blocks "
+        f"({DEFAULT_CAPACITY.replace('%', '%%')})",
+    )
+    index.add_argument(
+        "--policy",
+        metavar="NAME,...",
+        help="eviction policies: lru, and optimal, which knows the future (lru,optimal)",
+    )
+    tiered = replay.add_argument_group("with real bytes")
+    tiered.add_argument(
+        "--tiers",
+        metavar="NAME=N,...",
+        help="move real blocks through tiers of N blocks: device=2000,host=8000,disk=64000",
+    )
+    tiered.add_argument(
+        "--block-bytes", metavar="N", help=f"bytes of a block ({DEFAULT_BLOCK_BYTES})"
+    )
+    tiered.add_argument(
+        "--data", metavar="DIR", help="keep the disk tier here (a temporary folder)"
+    )
+    tiered.add_argument(
+        "--verify", action="store_true", help="compare every block read back with what was written"
+    )
+
+
+def _replay(options: argparse.Namespace) -> int:
+    _check_combination(options)
+    for option in ("json", "plot"):
+        _check_target(f"--{option}", getattr(options, option))
+    page_tokens = parse_positive("--page-tokens", options.page_tokens or str(DEFAULT_PAGE_TOKENS))
+    if options.tiers is not None:
+        return _replay_bytes(options, page_tokens)
+    return _replay_index(options, page_tokens)
+
+
+def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
+    capacities = parse_capacities(options.capacity or DEFAULT_CAPACITY)
+    policies = parse_policies(options.policy or f"{ONLINE_POLICIES[0]},{OPTIMAL}")
+    trace = read_trace(options.trace, page_tokens)
+    chains = encode_chains(trace)
+    blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
+    runs = _index_runs(trace, chains, policies, blocks)
+    report = index_report(trace, chains, tuple(runs))
+    if options.plot is not None:
+        from radix.replay.plots import plot_hit_ratio_by_capacity
+
+        plot_hit_ratio_by_capacity(report, options.plot)
+    from radix.replay.tables import index_table
+
+    _show(options.json, index_table(report))
+    if options.json is not None:
+        write_json(options.json, report.as_json())
+    return EXIT_DONE
+
+
+def _index_runs(
+    trace: Trace, chains: Chains, policies: Sequence[str], capacities: Sequence[int]
+) -> Iterator[Run]:
+    """Run each policy at each capacity; what all runs of the optimum share is computed once."""
+    following = next_uses(chains) if OPTIMAL in policies else None
+    for policy in policies:
+        for capacity in capacities:
+            if following is not None and policy == OPTIMAL:
+                yield replay_optimal(chains, following, capacity)
+                continue
+            from radix.replay.index import replay_index
+
+            with _progress(f"{policy}, {capacity:,} blocks", len(trace)) as progress:
+                yield replay_index(trace, chains, capacity, policy, progress)
+
+
+def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
+    sizes = parse_tiers(options.tiers)
+    block_bytes = parse_positive("--block-bytes", options.block_bytes or str(DEFAULT_BLOCK_BYTES))
+    if options.data is not None and not sizes.disk:
+        raise OptionError("--data", "there is no disk tier in --tiers to keep there")
+    trace = read_trace(options.trace, page_tokens)
+    from radix.replay.bytes import replay_bytes
+
+    data = Path(options.data) if options.data is not None else None
+    with _progress("requests", len(trace)) as progress:
+        report, history = replay_bytes(trace, sizes, block_bytes, data, options.verify, progress)
+    if options.plot is not None:
+        from radix.replay.plots import plot_hit_ratio_over_time
+
+        plot_hit_ratio_over_time(history, options.plot)
+    return _finish(report, options.json)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    if not options.seed.isdecimal():
+        raise OptionError("--seed", f"expected an integer of at least 0, got {options.seed!r}")
+    _check_target("--json", options.json)
+    from radix.replay.demo import run_demo
+
+    with _progress("requests", None) as progress:
+        report = run_demo(int(options.seed), Path(options.report), progress)
+    status = _finish(report, options.json)
+    sys.stderr.write(f"report: {options.report}/\n")
+    return status
+
+
+def _finish(report: TieredReport, json_target: str | None) -> int:
+    """Show a report with bytes and turn its checks into an exit status."""
+    from radix.replay.tables import checks_table, tiered_table
+
+    _show(json_target, tiered_table(report), checks_table(report.checks))
+    if json_target is not None:
+        write_json(json_target, report.as_json())
+    for check in report.checks:
+        if not check.passed:
+            _complain(f"check failed: {check.name}: {check.found}", EXIT_CHECK_FAILED)
+    return EXIT_DONE if report.passed else EXIT_CHECK_FAILED
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Refuse options that would be ignored, rather than ignoring them."""
+    counting = {"--capacity": options.capacity, "--policy": options.policy}
+    tiered = {
+        "--block-bytes": options.block_bytes,
+        "--data": options.data,
+        "--verify": options.verify or None,
+    }
+    excluded, why = (
+        (tiered, "needs --tiers") if options.tiers is None else (counting, "cannot go with --tiers")
+    )
+    for option, value in excluded.items():
+        if value is not None:
+            raise OptionError(option, why)
+
+
+def _check_target(option: str, target: str | None) -> None:
+    """Refuse a result file that cannot be written before the work is done, not after."""
+    if target is None or (target == "-" and option == "--json"):
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise OptionError(option, f"{target} is a directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(option, f"{target} cannot be written")
+
+
+@contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Progress]:
+    """Show a progress bar on standard error while the body runs, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bars = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    with bars:
+        task = bars.add_task(label, total=total)
+        yield lambda done: bars.update(task, completed=done)
+
+
+def _show(json_target: str | None, *tables: RenderableType) -> None:
+    """Print tables on standard output, or on standard error where that is taken by JSON."""
+    from rich.console import Console
+
+    console = Console(stderr=json_target == "-")
+    if json_target == "-" and not sys.stderr.isatty():
+        return
+    for table in tables:
+        console.print(table)
+
+
+def _complain(what: str, status: int) -> int:
+    """Print one line on standard error, whatever the text holds, and return the exit status."""
+    sys.stderr.write(f"radix: {' '.join(what.split())}\n")
+    return status
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    extras = {"rich": "cli", "matplotlib": "plot", "torch": "torch"}
+    name = (error.name or "").partition(".")[0]
+    if name in extras:
+        return f"this needs {name}; install it with: pip install 'radix-tiers[{extras[name]}]'"
+    return f"{error}; is the native module built?"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What people type after `radix replay`: capacities, policies and tiers, checked before any work.
+
+Kept here: an option is refused with an `OptionError` that names it and says what was expected;
+sizes that are accepted are exact (a percentage is worked out in integers, never in floating point).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from radix.errors import CacheError
+from radix.policy.eviction import NATIVE_POLICIES
+
+ONLINE_POLICIES = NATIVE_POLICIES
+OPTIMAL = "optimal"
+POLICIES = (*ONLINE_POLICIES, OPTIMAL)
+TIERS = ("device", "host", "disk")
+# Slots are numbered by int32.
+CAPACITY_LIMIT = 1 << 31
+_COUNT = re.compile(r"[0-9]{1,12}")
+_PERCENT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)%")
+
+
+class OptionError(CacheError, ValueError):
+    """An option of the command line that cannot be used; `str()` is one line that names it."""
+
+    def __init__(self, option: str, what: str) -> None:
+        super().__init__(f"{option}: {what}")
+        self.option = option
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A capacity as typed: `amount` blocks, or `amount` percent of a trace's unique blocks."""
+
+    text: str
+    amount: Fraction
+    percent: bool
+
+    def blocks(self, unique_blocks: int) -> int:
+        """Return the capacity in blocks: floor(unique_blocks x N / 100) for N percent.
+
+        >>> parse_capacities("18279,5%")[1].blocks(182790)
+        9139
+
+        Raises:
+            OptionError: it comes to no block at all, or to more than slots can number.
+        """
+        blocks = self.amount * unique_blocks / 100 if self.percent else self.amount
+        count = blocks.numerator // blocks.denominator
+        origin = f"{self.text} of {unique_blocks} unique blocks" if self.percent else self.text
+        if count < 1:
+            raise OptionError("--capacity", f"{origin} is no block; give at least 1")
+        if count >= CAPACITY_LIMIT:
+            raise OptionError("--capacity", f"{origin} is too large; the limit is 2^31 - 1 blocks")
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """Blocks a tier, from the fastest down; 0 where a replay goes without that tier."""
+
+    device: int
+    host: int
+    disk: int
+
+
+def parse_capacities(text: str) -> tuple[Capacity, ...]:
+    """Parse "18279,5%" into capacities, in the order given.
+
+    Raises:
+        OptionError: an entry is neither a count of blocks nor a percentage, or is a count of 0.
+    """
+    capacities = []
+    for entry in (part.strip() for part in text.split(",")):
+        percent = _PERCENT.fullmatch(entry)
+        if percent is None and _COUNT.fullmatch(entry) is None:
+            what = f"{entry!r} is neither a number of blocks nor a percentage such as 5%"
+            raise OptionError("--capacity", what)
+        capacity = Capacity(entry, Fraction(percent[1] if percent else entry), percent is not None)
+        if not capacity.percent:
+            capacity.blocks(0)
+        capacities.append(capacity)
+    return tuple(capacities)
+
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """Parse "lru,optimal" into policy names, in the order given.
+
+    Raises:
+        OptionError: a name is unknown or stands twice.
+    """
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in POLICIES:
+            raise OptionError("--policy", f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    if len(set(names)) < len(names):
+        raise OptionError("--policy", f"a policy stands twice in {text!r}")
+    return names
+
+
+def parse_tiers(text: str) -> TierSizes:
+    """Parse "device=2000,host=8000,disk=64000" into blocks a tier.
+
+    Raises:
+        OptionError: an entry is not name=blocks, a name is unknown or stands twice, a size is 0, or
+        there is
+            no device to serve from.
+    """
+    sizes: dict[str, int] = {}
+    for entry in (part.strip() for part in text.split(",")):
+        name, equals, size = (part.strip() for part in entry.partition("="))
+        if not equals or not _COUNT.fullmatch(size):
+            raise OptionError("--tiers", f"{entry!r} is not of the form device=2000")
+        if name not in TIERS:
+            raise OptionError("--tiers", f"unknown tier {name!r}; known: {', '.join(TIERS)}")
+        if name in sizes:
+            raise OptionError("--tiers", f"tier {name!r} stands twice")
+        if not 1 <= int(size) < CAPACITY_LIMIT:
+            raise OptionError("--tiers", f"{entry!r}: a tier holds 1 to 2^31 - 1 blocks")
+        sizes[name] = int(size)
+    if "device" not in sizes:
+        raise OptionError("--tiers", "the device tier is missing; give device=BLOCKS")
+    return TierSizes(sizes["device"], sizes.get("host", 0), sizes.get("disk", 0))
+
+
+def parse_positive(option: str, text: str) -> int:
+    """Parse a count that must be at least 1.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not _COUNT.fullmatch(text.strip()) or int(text) < 1:
+        raise OptionError(option, f"expected an integer of at least 1, got {text!r}")
+    return int(text)

@@ -1,0 +1,212 @@
+"""Draw what a replay or the demo found: hit ratio, occupancy and bytes moved, as PNG files.
+
+The only module that needs matplotlib. It draws through the file backend alone, so that no display
+is needed and nothing global changes. Kept here: every axis is labelled with its unit, a colour
+means the same tier in every figure, and figures are drawn from counted values only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FuncFormatter,
+    MultipleLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
+
+from radix.replay.history import History
+from radix.replay.output import draft_of
+from radix.replay.report import IndexReport
+
+TIER_COLOURS = {"device": "#1b6ca8", "host": "#e08e1a", "disk": "#5a8f29"}
+POLICY_COLOURS = {"lru": "#1b6ca8", "optimal": "#c0392b"}
+_OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
+_WINDOWS = 60
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
+    """Draw the share of blocks hit against capacity, a curve for each policy. Cost: about 0.2 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, axes = _figure(f"Hit ratio by capacity: {Path(report.trace).name}")
+    ceiling = report.blocks - report.unique_blocks
+    axes.axhline(
+        _ratio(ceiling, report.blocks), color="#999999", linestyle=":", label="unlimited capacity"
+    )
+    for number, policy in enumerate(dict.fromkeys(run.policy for run in report.runs)):
+        runs = sorted(
+            (run for run in report.runs if run.policy == policy),
+            key=lambda run: run.capacity_blocks,
+        )
+        axes.plot(
+            [run.capacity_blocks for run in runs],
+            [_ratio(run.hit_blocks, run.total_blocks) for run in runs],
+            marker="o",
+            color=_colour(POLICY_COLOURS, policy, number),
+            label=policy,
+        )
+    capacities = sorted({run.capacity_blocks for run in report.runs})
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(capacities, [f"{capacity:,}" for capacity in capacities], rotation=20)
+    axes.set_xlabel("capacity (blocks, logarithmic)")
+    axes.set_ylabel("blocks hit (% of all blocks)")
+    _percent_axis(axes)
+    _save(figure, axes, path)
+
+
+def plot_hit_ratio_over_time(history: History, path: str | Path) -> None:
+    """Draw the share of prompt tokens that each tier served, stacked, over time. Cost: about 0.2 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, axes = _figure("Prompt tokens served from the cache, by tier")
+    edges = _edges(history)
+    seconds = [history.samples[edge].seconds for edge in edges[1:]]
+    tokens = np.diff([history.samples[edge].prompt_tokens for edge in edges])
+    lower = np.zeros(len(seconds))
+    for number, tier in enumerate(history.capacity_bytes):
+        hits = np.diff([history.samples[edge].hit_tokens[tier] for edge in edges])
+        upper = lower + 100 * hits / tokens
+        colour = _colour(TIER_COLOURS, tier, number)
+        axes.fill_between(seconds, lower, upper, color=colour, alpha=0.75, linewidth=0, label=tier)
+        lower = upper
+    axes.plot(seconds, lower, color="#222222", linewidth=1.2, label="all tiers")
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("prompt tokens served (% of tokens in the window)")
+    _percent_axis(axes)
+    _marks(axes, history)
+    _save(figure, axes, path)
+
+
+def plot_occupancy(history: History, path: str | Path) -> None:
+    """Draw the bytes that each tier holds over time, with its capacity. Cost: about 0.2 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, axes = _figure("Occupancy by tier")
+    seconds = [sample.seconds for sample in history.samples]
+    for number, (tier, capacity) in enumerate(history.capacity_bytes.items()):
+        used = [sample.used_bytes[tier] for sample in history.samples]
+        colour = _colour(TIER_COLOURS, tier, number)
+        axes.plot(seconds, used, color=colour, label=f"{tier} (holds {_bytes(capacity, 0)})")
+        axes.axhline(capacity, color=colour, linestyle=":", linewidth=1)
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("bytes held (dotted: capacity)")
+    _bytes_axis(axes)
+    _marks(axes, history)
+    _save(figure, axes, path)
+
+
+def plot_bytes_moved(history: History, path: str | Path) -> None:
+    """Draw the bytes moved so far in each direction over time. Cost: about 0.2 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, axes = _figure("Bytes moved between tiers")
+    seconds = [sample.seconds for sample in history.samples]
+    directions = history.samples[-1].moved_bytes if history.samples else {}
+    for number, direction in enumerate(directions):
+        moved = [sample.moved_bytes.get(direction, 0) for sample in history.samples]
+        label = f"{direction} ({_bytes(moved[-1], 0)})"
+        axes.plot(seconds, moved, color=_OTHERS[number % len(_OTHERS)], label=label)
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("bytes moved since the start")
+    _bytes_axis(axes)
+    _marks(axes, history)
+    _save(figure, axes, path)
+
+
+def _figure(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.0, 4.6), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.grid(True, color="#e3e3e3", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        columns = 4 if sum(map(len, labels)) < 80 else 2
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+    with draft_of(path) as draft:
+        figure.savefig(draft, format="png")
+
+
+def _colour(known: dict[str, str], name: str, number: int) -> str:
+    return known.get(name, _OTHERS[number % len(_OTHERS)])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def _edges(history: History) -> Sequence[int]:
+    """Choose the samples that bound the windows of a ratio: in each window some prompt came."""
+    if not history.samples:
+        return []
+    count = len(history.samples)
+    places = np.linspace(0, count - 1, min(_WINDOWS, count - 1) + 1).astype(np.int64).tolist()
+    edges = [places[0]]
+    for place in places[1:]:
+        if history.samples[place].prompt_tokens > history.samples[edges[-1]].prompt_tokens:
+            edges.append(place)
+    return edges
+
+
+def _marks(axes: Axes, history: History) -> None:
+    for seconds, label in history.marks:
+        axes.axvline(seconds, color="#555555", linestyle="--", linewidth=1)
+        axes.annotate(
+            label,
+            (seconds, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -4),
+            textcoords="offset points",
+            va="top",
+            fontsize=9,
+            color="#555555",
+        )
+
+
+def _percent_axis(axes: Axes) -> None:
+    axes.set_ylim(0, 100)
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+
+
+def _bytes_axis(axes: Axes) -> None:
+    top = max(axes.get_ylim()[1] * 1.08, 1.0)
+    axes.set_ylim(0, top)
+    # Steps are powers of two, which is what sizes in KiB and MiB are read in.
+    axes.yaxis.set_major_locator(MultipleLocator(2 ** math.ceil(math.log2(top / 6))))
+    axes.yaxis.set_major_formatter(FuncFormatter(_bytes))
+
+
+def _bytes(value: float, _: object) -> str:
+    """Print a number of bytes with a binary unit."""
+    unit = 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.4g} {_UNITS[unit]}"

@@ -1,0 +1,169 @@
+"""What a replay found, as values and as JSON.
+
+Kept here: the JSON of an index-only replay has exactly the fields that its schema version names;
+counts are blocks of the trace, so that hits, usable hits and totals of all policies can be
+compared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from radix.replay.chains import Chains
+from radix.replay.optimal import optimal_hits
+from radix.replay.options import OPTIMAL
+from radix.replay.output import draft_of
+from radix.replay.traces import Int64Array, Trace
+
+SCHEMA_VERSION = 1
+# Called now and then during a run with the requests done so far.
+Progress: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy at one capacity over a whole trace.
+
+    `hit_blocks` is the structural hit; `usable_hit_blocks` leaves one token of each prompt to
+    compute.
+    """
+
+    policy: str
+    capacity_blocks: int
+    hit_blocks: int
+    usable_hit_blocks: int
+    total_blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """An index-only replay: what the trace holds, and one `Run` for each policy and capacity."""
+
+    trace: str
+    requests: int
+    blocks: int
+    unique_blocks: int
+    runs: tuple[Run, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values. Cost: O(runs)."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "runs": [*map(asdict, self.runs)]}
+
+
+def index_report(trace: Trace, chains: Chains, runs: tuple[Run, ...]) -> IndexReport:
+    """Put runs and the facts of their trace together. Cost: O(1)."""
+    return IndexReport(trace.name, len(trace), chains.blocks, chains.unique_blocks, runs)
+
+
+def replay_optimal(chains: Chains, following: Int64Array, capacity_blocks: int) -> Run:
+    """Run the clairvoyant optimum over a trace; see `radix.replay.optimal`.
+
+    Args:
+        chains: the trace's blocks.
+        following: what `next_uses` returned for them.
+        capacity_blocks: size of the cache in blocks, at least 1.
+
+    Raises:
+        ValueError: `capacity_blocks` is below 1.
+    """
+    began = time.perf_counter()
+    hits = optimal_hits(chains, following, capacity_blocks)
+    return Run(
+        policy=OPTIMAL,
+        capacity_blocks=capacity_blocks,
+        hit_blocks=int(hits.sum()),
+        usable_hit_blocks=int(hits.clip(max=chains.usable_blocks).sum()),
+        total_blocks=chains.blocks,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def write_json(target: str, values: dict[str, Any]) -> None:
+    """Write values as indented JSON to a file, or to standard output where `target` is "-".
+
+    A file appears whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(values, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    with draft_of(target) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class TieredRun:
+    """One pass of requests through a cache over several tiers, with real bytes.
+
+    Counts by tier, direction and reason are in the order in which they should be shown.
+    `hit_tokens` are prompt tokens that were not computed again, by the tier that served them;
+    `missed_tokens` the others, by reason; `loaded_blocks` came up from a lower tier and
+    `verified_blocks` of them were compared with what had been written.
+    """
+
+    label: str
+    requests: int
+    prompt_tokens: int
+    hit_tokens: Mapping[str, int]
+    missed_tokens: Mapping[str, int]
+    moved_bytes: Mapping[str, int]
+    evicted_blocks: Mapping[str, int]
+    loaded_blocks: int
+    verified_blocks: int
+    seconds: float
+
+    @property
+    def saved_tokens(self) -> int:
+        """Prompt tokens that no tier left to compute. Cost: O(tiers)."""
+        return sum(self.hit_tokens.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as plain JSON values. Cost: O(fields)."""
+        return {**asdict(self), "saved_tokens": self.saved_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that must be true of a run, and what was found."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class TieredReport:
+    """Everything that a replay with bytes, or the demo, found.
+
+    `settings` says how it was run; a run that did not verify has no check about verification.
+    """
+
+    source: str
+    settings: Mapping[str, int | str]
+    runs: tuple[TieredRun, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed. Cost: O(checks)."""
+        return all(check.passed for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values. Cost: O(runs + checks)."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": self.source,
+            "settings": dict(self.settings),
+            "passed": self.passed,
+            "checks": [*map(asdict, self.checks)],
+            "runs": [run.as_json() for run in self.runs],
+        }

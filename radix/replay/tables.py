@@ -1,0 +1,130 @@
+"""Show what a replay or the demo found as tables on a terminal.
+
+Kept here: every number shown is one that the report holds; nothing is computed here but shares of a
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from radix.replay.report import Check, IndexReport, TieredReport, TieredRun
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def index_table(report: IndexReport) -> Table:
+    """Return the table of an index-only replay: a row for each policy and capacity."""
+    title = (
+        f"{Path(report.trace).name}: {report.requests:,} requests, {report.blocks:,} blocks, "
+        f"{report.unique_blocks:,} unique"
+    )
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("policy")
+    for heading in ("capacity (blocks)", "hit blocks", "of all", "usable hit blocks", "seconds"):
+        table.add_column(heading, justify="right")
+    for run in report.runs:
+        table.add_row(
+            run.policy,
+            f"{run.capacity_blocks:,}",
+            f"{run.hit_blocks:,}",
+            share(run.hit_blocks, run.total_blocks),
+            f"{run.usable_hit_blocks:,}",
+            f"{run.seconds:.3f}",
+        )
+    return table
+
+
+def tiered_table(report: TieredReport) -> Table:
+    """Return the table of a run with bytes: a column for each pass, a section for each question."""
+    table = Table(title=escape(report.source), title_justify="left")
+    table.add_column("")
+    for run in report.runs:
+        table.add_column(run.label, justify="right")
+    for rows in _sections(report.runs):
+        for name, cells in rows:
+            table.add_row(escape(name), *cells)
+        table.add_section()
+    return table
+
+
+def checks_table(checks: Iterable[Check]) -> Table:
+    """Return the list of checks, with what was found for each."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for check in checks:
+        verdict = "[green]passed[/]" if check.passed else "[bold red]FAILED[/]"
+        table.add_row(verdict, escape(check.name), f"[dim]{escape(check.found)}[/]")
+    return table
+
+
+def share(part: int, whole: int) -> str:
+    """Print a part as a percentage of a whole.
+
+    >>> share(1, 3)
+    '33.3 %'
+    """
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def size(count_bytes: float) -> str:
+    """Print a number of bytes with a binary unit.
+
+    >>> size(1536)
+    '1.5 KiB'
+    """
+    unit = 0
+    while abs(count_bytes) >= 1024 and unit < len(_UNITS) - 1:
+        count_bytes /= 1024
+        unit += 1
+    return f"{count_bytes:.4g} {_UNITS[unit]}"
+
+
+def _sections(runs: Sequence[TieredRun]) -> Iterable[list[tuple[str, list[str]]]]:
+    yield [
+        ("requests", [f"{run.requests:,}" for run in runs]),
+        ("prompt tokens", [f"{run.prompt_tokens:,}" for run in runs]),
+    ]
+    yield [
+        *(
+            (f"hit tokens from {tier}", [_of_prompt(run, run.hit_tokens, tier) for run in runs])
+            for tier in _keys(run.hit_tokens for run in runs)
+        ),
+        (
+            "tokens saved",
+            [
+                f"{run.saved_tokens:,} ({share(run.saved_tokens, run.prompt_tokens)})"
+                for run in runs
+            ],
+        ),
+    ]
+    yield [
+        (f"missed tokens: {reason}", [_of_prompt(run, run.missed_tokens, reason) for run in runs])
+        for reason in _keys(run.missed_tokens for run in runs)
+    ]
+    yield [
+        (f"moved {direction}", [size(run.moved_bytes.get(direction, 0)) for run in runs])
+        for direction in _keys(run.moved_bytes for run in runs)
+    ]
+    yield [
+        ("blocks loaded", [f"{run.loaded_blocks:,}" for run in runs]),
+        ("blocks verified", [f"{run.verified_blocks:,}" for run in runs]),
+    ]
+    yield [
+        (f"blocks evicted from {tier}", [f"{run.evicted_blocks.get(tier, 0):,}" for run in runs])
+        for tier in _keys(run.evicted_blocks for run in runs)
+    ]
+    yield [("seconds", [f"{run.seconds:.2f}" for run in runs])]
+
+
+def _of_prompt(run: TieredRun, counts: Mapping[str, int], key: str) -> str:
+    count = counts.get(key, 0)
+    return f"{count:,} ({share(count, run.prompt_tokens)})"
+
+
+def _keys(tables: Iterable[Mapping[str, int]]) -> list[str]:
+    """Return the keys of all tables, each once, in the order of their first appearance."""
+    return list(dict.fromkeys(key for table in tables for key in table))

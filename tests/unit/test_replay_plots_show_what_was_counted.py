@@ -1,0 +1,107 @@
+"""Every figure is a real PNG with labelled axes, also of a run too short to have a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+
+from radix.replay import plots
+from radix.replay.history import History, Sample
+from radix.replay.report import IndexReport, Run
+
+OVER_TIME = [plots.plot_hit_ratio_over_time, plots.plot_occupancy, plots.plot_bytes_moved]
+
+
+def history(samples: int) -> History:
+    made = History({"device": 1 << 20, "host": 1 << 22, "disk": 1 << 24})
+    for step in range(samples):
+        made.add(
+            Sample(
+                seconds=step / 10,
+                prompt_tokens=100 * (step // 2),
+                hit_tokens={"device": 30 * (step // 2), "host": 10 * (step // 2), "disk": 0},
+                used_bytes={"device": 1 << 20, "host": 1000 * step, "disk": 2000 * step},
+                moved_bytes={"device to host": 4096 * step, "host to disk": 4096 * step},
+            )
+        )
+    made.mark(0.2, "reopened")
+    return made
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Keep the figures that are saved, beside saving them."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: object, **options: object) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def check(path: Path, figure: Figure) -> None:
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    axes = figure.axes[0]
+    assert "(s)" in axes.get_xlabel() or "(blocks" in axes.get_xlabel()
+    assert axes.get_ylabel()
+    assert axes.get_title(loc="left")
+    assert figure.legends
+
+
+@pytest.mark.parametrize("plot", OVER_TIME)
+def test_figures_over_time_have_labels_and_a_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: Callable[[History, Path], None]
+) -> None:
+    figures = drawn(monkeypatch)
+    plot(history(200), tmp_path / "plot.png")
+    check(tmp_path / "plot.png", figures[0])
+    assert [text.get_text() for text in figures[0].axes[0].texts] == ["reopened"]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2, 3])
+@pytest.mark.parametrize("plot", OVER_TIME)
+def test_figures_over_time_survive_a_run_of_few_samples(
+    tmp_path: Path, plot: Callable[[History, Path], None], samples: int
+) -> None:
+    plot(history(samples), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_hit_ratio_over_time_adds_up_the_tiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    plots.plot_hit_ratio_over_time(history(50), tmp_path / "plot.png")
+    total = next(line for line in figures[0].axes[0].lines if line.get_label() == "all tiers")
+    assert set(map(float, total.get_ydata())) == {40.0}
+
+
+def test_hit_ratio_by_capacity_draws_a_curve_for_each_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    runs = (Run("lru", 20, 5, 5, 10, 0.1), Run("lru", 10, 2, 2, 10, 0.1))
+    report = IndexReport("/x/t", 3, 10, 4, (*runs, Run("optimal", 10, 6, 6, 10, 0.1)))
+    plots.plot_hit_ratio_by_capacity(report, tmp_path / "plot.png")
+    check(tmp_path / "plot.png", figures[0])
+    curves = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in figures[0].axes[0].lines
+    }
+    assert curves["lru"] == ([10, 20], [20.0, 50.0])
+    assert curves["optimal"] == ([10], [60.0])
+    assert curves["unlimited capacity"][1] == [60.0, 60.0]
+
+
+def test_samples_out_of_order_are_refused() -> None:
+    made = history(3)
+    with pytest.raises(ValueError, match="came after a later one"):
+        made.add(Sample(0.0, 0, {}, {}, {}))

@@ -1,0 +1,95 @@
+"""A result file is replaced in one step; a failure leaves what was there and no draft."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from radix.replay.output import draft_of
+from radix.replay.report import Check, IndexReport, Run, TieredReport, TieredRun, write_json
+
+RUN = Run("lru", 10, 4, 3, 9, 0.5)
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt), draft_of(target) as draft:
+        draft.write_text("half")
+        assert target.read_text() == "old"
+        raise KeyboardInterrupt
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_draft_takes_the_place_of_the_target(tmp_path: Path) -> None:
+    target = tmp_path / "plot.png"
+    with draft_of(target) as draft:
+        assert draft.suffix == ".png"
+        draft.write_text("new")
+    assert target.read_text() == "new"
+    assert os.listdir(tmp_path) == ["plot.png"]
+
+
+def test_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    """Renaming a draft over /dev/null or a pipe would destroy it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_json(str(pipe), {"a": 1})
+    reader.join()
+    assert json.loads(read[0]) == {"a": 1}
+    assert pipe.is_fifo()
+
+
+def test_index_report_has_exactly_the_fields_of_its_schema() -> None:
+    report = IndexReport("t", 2, 9, 5, (RUN,)).as_json()
+    assert list(report) == [
+        "schema_version",
+        "trace",
+        "requests",
+        "blocks",
+        "unique_blocks",
+        "runs",
+    ]
+    assert report["schema_version"] == 1
+    assert report["runs"] == [
+        {
+            "policy": "lru",
+            "capacity_blocks": 10,
+            "hit_blocks": 4,
+            "usable_hit_blocks": 3,
+            "total_blocks": 9,
+            "seconds": 0.5,
+        }
+    ]
+
+
+def test_tiered_report_passes_only_if_every_check_did() -> None:
+    run = TieredRun(
+        label="cold",
+        requests=2,
+        prompt_tokens=64,
+        hit_tokens={"device": 16, "host": 16},
+        missed_tokens={"cold": 32},
+        moved_bytes={"device to host": 4096},
+        evicted_blocks={"device": 1},
+        loaded_blocks=1,
+        verified_blocks=1,
+        seconds=0.25,
+    )
+    good = Check("loaded blocks were verified", True, "1 of 1")
+    bad = Check("the disk served hits", False, "0 tokens")
+    report = TieredReport("demo", {"seed": 0}, (run,), (good, bad))
+    assert not report.passed
+    assert TieredReport("demo", {}, (run,), (good,)).passed
+    values = json.loads(json.dumps(report.as_json()))
+    assert values["passed"] is False
+    assert values["runs"][0]["saved_tokens"] == 32
+    assert [check["passed"] for check in values["checks"]] == [True, False]

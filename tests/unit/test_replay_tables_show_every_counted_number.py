@@ -1,0 +1,86 @@
+"""The tables on the terminal hold each number of the report, also of tiers only one pass used."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from radix.replay.report import Check, IndexReport, Run, TieredReport, TieredRun
+from radix.replay.tables import checks_table, index_table, size, tiered_table
+
+COLD = TieredRun(
+    label="cold",
+    requests=7,
+    prompt_tokens=40_000,
+    hit_tokens={"device": 10_001, "host": 2_002},
+    missed_tokens={"cold": 27_997},
+    moved_bytes={"device to host": 3 << 20},
+    evicted_blocks={"device": 4_004},
+    loaded_blocks=5_005,
+    verified_blocks=5_006,
+    seconds=1.25,
+)
+WARM = TieredRun(
+    label="warm",
+    requests=8,
+    prompt_tokens=40_000,
+    hit_tokens={"device": 0, "host": 0, "disk": 30_003},
+    missed_tokens={"corrupt": 9_997},
+    moved_bytes={"disk to host": 3 << 30},
+    evicted_blocks={"device": 0},
+    loaded_blocks=1_875,
+    verified_blocks=1_875,
+    seconds=0.5,
+)
+
+
+def shown(table: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    line = next(line for line in text.splitlines() if name in line)
+    return [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+def test_tiered_table_has_a_column_for_each_pass() -> None:
+    text = shown(tiered_table(TieredReport("demo", {}, (COLD, WARM), ())))
+    assert row(text, "hit tokens from device") == ["10,001 (25.0 %)", "0 (0.0 %)"]
+    assert row(text, "hit tokens from disk") == ["0 (0.0 %)", "30,003 (75.0 %)"]
+    assert row(text, "tokens saved") == ["12,003 (30.0 %)", "30,003 (75.0 %)"]
+    assert row(text, "missed tokens: corrupt") == ["0 (0.0 %)", "9,997 (25.0 %)"]
+    assert row(text, "moved device to host") == ["3 MiB", "0 B"]
+    assert row(text, "moved disk to host") == ["0 B", "3 GiB"]
+    assert row(text, "blocks loaded") == ["5,005", "1,875"]
+    assert row(text, "blocks verified") == ["5,006", "1,875"]
+    assert row(text, "blocks evicted from device") == ["4,004", "0"]
+    assert row(text, "seconds") == ["1.25", "0.50"]
+
+
+def test_index_table_has_a_row_for_each_run() -> None:
+    run = Run("lru", 9_139, 56_479, 56_400, 288_500, 0.1234)
+    text = shown(index_table(IndexReport("folder/[b].jsonl", 12_031, 288_500, 182_790, (run,))))
+    assert "[b].jsonl: 12,031 requests, 288,500 blocks, 182,790 unique" in text
+    assert row(text, " lru ") == ["9,139", "56,479", "19.6 %", "56,400", "0.123"]
+
+
+def test_failed_check_is_told_from_a_passed_one() -> None:
+    text = shown(checks_table([Check("a", True, "1 of 1"), Check("b", False, "0 [of] 2")]))
+    assert [line.split() for line in text.splitlines()] == [
+        ["passed", "a", "1", "of", "1"],
+        ["FAILED", "b", "0", "[of]", "2"],
+    ]
+
+
+def test_sizes_have_binary_units() -> None:
+    assert [size(n) for n in (0, 1023, 1536, 1 << 30, 1 << 60)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "1 GiB",
+        "1.049e+06 TiB",
+    ]
