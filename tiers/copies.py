@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,8 @@ import numpy.typing as npt
 from radix._native import ffi, lib
 from radix.errors import CorruptBlockError, TierError, TierFullError, UnsupportedError
 from radix.tier import Capability, Slots, Tier, Transfer, TransferDone, Urgency
-from tiers.memory import PLANE
 from tiers.pools import PooledTier, all_of
-
-Planes = npt.NDArray[np.void]
-DEFAULT_THREADS = 2
-QUEUE_JOBS = 1024
-_POLL_MAX = 256
+from tiers.transfer import PLANE, Completion, Planes, TransferEngine, status_text
 
 
 def plane_array(planes: list[tuple[int, int, int]]) -> Planes:
@@ -45,7 +40,7 @@ def checksums(planes: Planes, slots: Slots) -> npt.NDArray[np.uint64]:
         ffi.from_buffer("uint64_t[]", out),
     )
     if status != lib.RDX_OK:
-        raise ValueError(ffi.string(lib.rdx_status_text(status)).decode())
+        raise ValueError(status_text(status))
     return out
 
 
@@ -99,76 +94,10 @@ def mover_of(upper: Tier, lower: str) -> Mover:
     return upper
 
 
-class CopyLane:
-    """Native threads that copy blocks between planes. One owner thread calls it."""
-
-    def __init__(self, threads: int = DEFAULT_THREADS, queue: int = QUEUE_JOBS) -> None:
-        out = ffi.new("rdx_io **")
-        if lib.rdx_io_new(threads, queue, out) != lib.RDX_OK:
-            raise MemoryError("transfer threads")
-        self._io: Any = ffi.gc(out[0], lib.rdx_io_free)
-        self._completions = ffi.new("rdx_completion[]", _POLL_MAX)
-
-    def submit(
-        self,
-        job: int,
-        urgency: Urgency,
-        target: Planes,
-        target_slots: Slots,
-        source: Planes,
-        source_slots: Slots,
-    ) -> int:
-        """Starts a copy of blocks; returns RDX_OK, or why nothing was started. The memory is the
-        caller's and stays until the job was polled. Cost: the slots.
-        """
-        target_slots = np.ascontiguousarray(target_slots, np.int32)
-        source_slots = np.ascontiguousarray(source_slots, np.int32)
-        return int(
-            lib.rdx_io_submit_copy(
-                self._io,
-                job,
-                int(urgency),
-                ffi.from_buffer("rdx_plane[]", target),
-                len(target),
-                ffi.from_buffer("int32_t[]", target_slots),
-                ffi.from_buffer("rdx_plane[]", source),
-                len(source),
-                ffi.from_buffer("int32_t[]", source_slots),
-                len(source_slots),
-            )
-        )
-
-    def poll(self) -> list[Moved]:
-        """Jobs that have ended, oldest first, each once. Never blocks."""
-        result: list[Moved] = []
-        while True:
-            count = lib.rdx_io_poll(self._io, self._completions, _POLL_MAX)
-            result += [
-                Moved(int(item.job), int(item.status), int(item.bytes))
-                for item in self._completions[0:count]
-            ]
-            if count < _POLL_MAX:
-                return result
-
-    def wait(self, timeout_s: float) -> None:
-        """Waits for a job to end, without the GIL."""
-        lib.rdx_io_wait(self._io, max(0, int(timeout_s * 1000)))
-
-    def cancel(self, job: int) -> None:
-        """Skips what has not begun; the job still ends once."""
-        lib.rdx_io_cancel(self._io, job)
-
-    def close(self) -> None:
-        """Waits for what runs, skips the rest, ends the threads. Idempotent."""
-        if self._io is not None:
-            ffi.release(self._io)
-            self._io = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A transfer under way. ``upper`` is held because whoever drops a tier must not free memory
-    under a copy; ``part`` are the blocks that move, ``checked`` how many of them were verified.
+    """A transfer under way: ``part`` are the blocks that move, ``checked`` how many of them were
+    verified. The upper tier is held, lest somebody drops it and frees memory under a copy.
     """
 
     upper: Tier
@@ -181,7 +110,7 @@ class CopyingTier(PooledTier):
 
     def __init__(self, name: str, capability: Capability, threads: int) -> None:
         super().__init__(name, capability)
-        self._lane = CopyLane(threads)
+        self._engine = TransferEngine(threads)
         self._jobs: dict[int, _Job] = {}
         self._mover: Mover | None = None
 
@@ -235,29 +164,31 @@ class CopyingTier(PooledTier):
             return
         theirs = upper.planes(group)
         ends = (mine, below, theirs, above) if storing else (theirs, above, mine, below)
-        status = self._lane.submit(transfer.job, transfer.urgency, *ends)
+        status = self._engine.submit_copy(transfer.job, transfer.urgency, *ends, keep=upper)
         if status == lib.RDX_EBUSY:
             raise TierFullError(self.name, "the queue of copies is full", retryable=True)
         if status != lib.RDX_OK:
-            raise TierError(self.name, f"job {transfer.job}: {_text(status)}")
+            raise TierError(self.name, f"job {transfer.job}: {status_text(status)}")
 
     def cancel(self, job: int) -> None:
         """Skips what has not begun; the acknowledgement still comes, with no block good."""
         self._open_or_raise()
-        self._lane.cancel(job)
+        self._engine.cancel(job)
 
     # ------------------------------------------------------------------ acknowledgements
     def _progress(self) -> None:
-        for moved in self._lane.poll():
-            self._end(moved)
+        for completion in self._engine.poll():
+            self._end(completion)
         if self._mover is not None:
             for moved in self._mover.moved():
                 self._end(moved)
 
-    def _end(self, moved: Moved) -> None:
+    def _end(self, moved: Moved | Completion) -> None:
         transfer, job = self._running.pop(moved.job), self._jobs.pop(moved.job)
         if moved.status != lib.RDX_OK:
-            error = TierError(self.name, f"job {moved.job}: {_text(moved.status)}", retryable=True)
+            error = TierError(
+                self.name, f"job {moved.job}: {status_text(moved.status)}", retryable=True
+            )
             self._done.append(all_of(transfer, good=False, nbytes=moved.nbytes, error=error))
             return
         wrong = int(np.count_nonzero(~job.part))
@@ -283,7 +214,7 @@ class CopyingTier(PooledTier):
             if left <= 0:
                 return
             # A mover has no descriptor to wait for, so it is asked once a millisecond.
-            self._lane.wait(left if self._mover is None else min(left, 0.001))
+            self._engine.wait(left if self._mover is None else min(left, 0.001))
             self._progress()
 
     def close(self) -> None:
@@ -295,7 +226,7 @@ class CopyingTier(PooledTier):
         if self._closed:
             return
         self._settle()
-        self._lane.close()
+        self._engine.close()
         self._jobs.clear()
         super().close()
 
@@ -303,8 +234,4 @@ class CopyingTier(PooledTier):
         """Waits for what an upper tier still moves: it may write into this memory."""
         while self._mover is not None and self._running:
             self._progress()
-            self._lane.wait(0.001)
-
-
-def _text(status: int) -> str:
-    return str(ffi.string(lib.rdx_status_text(status)).decode())
+            self._engine.wait(0.001)

@@ -25,9 +25,10 @@ from radix.errors import LayoutMismatchError, TierError, UnsupportedError
 from radix.groups import Group
 from radix.pool import FREE, USED, SlotPool
 from radix.tier import Capability, Slots, Tier, Urgency
-from tiers.copies import Moved, Planes, plane_array
+from tiers.copies import Moved, plane_array
 from tiers.pools import PooledTier, blocks_of_groups
 from tiers.staging import Event, StagedMover
+from tiers.transfer import Planes
 
 MAX_PLANES = 4096
 _CUDA: Any = torch.cuda  # much of it is untyped
@@ -348,8 +349,8 @@ class _Side:
                 self._words[group], torch.split(blocks, sizes, dim=1), strict=True
             ):
                 # A copy of its own starts at a multiple of every word, whatever stood before it.
-                mine = rows.clone() if len(sizes) > 1 else rows
-                mine = mine.contiguous().view(words.dtype)
+                mine = torch.empty_like(rows, memory_format=torch.contiguous_format).copy_(rows)
+                mine = mine.view(words.dtype)
                 words.index_copy_(0, index, mine.reshape(len(slots), *words.shape[1:]))
             return self._mark(index, blocks, host)
 

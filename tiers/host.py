@@ -24,10 +24,11 @@ from radix.errors import TierError
 from radix.groups import Group
 from radix.pool import SlotError, SlotPool
 from radix.tier import Capability, Slots, Tier, TierUsage
-from tiers.copies import DEFAULT_THREADS, CopyingTier, Planes, checksums, mover_of, plane_array
+from tiers.copies import CopyingTier, checksums, mover_of, plane_array
 from tiers.memory import SharedMemory, memory_limit_bytes
 from tiers.pools import checked_count
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
+from tiers.transfer import DEFAULT_THREADS, Planes
 
 _MAPPED = Capability(
     persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=True

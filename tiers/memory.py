@@ -12,12 +12,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from radix._native import ffi, lib
 from radix.errors import TierUnavailableError
 
-PLANE = np.dtype([("base", np.uint64), ("stride", np.uint64), ("bytes", np.uint64)])
 SHARED_FOLDER = Path("/dev/shm")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_LIMIT = 1 << 60

@@ -20,7 +20,8 @@ import numpy as np
 from radix._native import ffi, lib
 from radix.errors import TierFullError
 from radix.tier import Slots, Urgency
-from tiers.copies import CopyLane, Moved, Planes, plane_array
+from tiers.copies import Moved, plane_array
+from tiers.transfer import Planes, TransferEngine
 
 BUFFER_BYTES = 8 << 20
 BUFFERS = 4
@@ -112,7 +113,7 @@ class StagedMover:
         self._free = [_Buffer(side, self._buffer_bytes) for _ in range(BUFFERS)]
         self._buffers = list(self._free)
         self._direct = 0
-        self._lane = CopyLane(threads=2)
+        self._engine = TransferEngine()
         self._waiting: dict[Urgency, deque[_Chunk]] = {urgency: deque() for urgency in Urgency}
         self._on_device: list[tuple[_Chunk, Event, _Buffer | None]] = []
         self._in_threads: dict[int, tuple[_Chunk, _Buffer]] = {}
@@ -180,7 +181,7 @@ class StagedMover:
             else:
                 self._finish(chunk, buffer, direct=buffer is None)
         self._on_device = still
-        for copied in self._lane.poll():
+        for copied in self._engine.poll():
             chunk, buffer = self._in_threads.pop(copied.job)
             if copied.status != lib.RDX_OK:
                 self._fail(chunk.job, copied.status)
@@ -199,7 +200,7 @@ class StagedMover:
         while self._on_device or self._in_threads:
             self.moved()
             time.sleep(0.0005)
-        self._lane.close()
+        self._engine.close()
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
@@ -255,7 +256,7 @@ class StagedMover:
         mine, theirs = (rows, order.astype(np.int32)), (chunk.planes, chunk.lower)
         target, source = (theirs, mine) if chunk.outward else (mine, theirs)
         self._copies += 1
-        status = self._lane.submit(self._copies, Urgency.DEMAND, *target, *source)
+        status = self._engine.submit_copy(self._copies, Urgency.DEMAND, *target, *source)
         if status != lib.RDX_OK:
             self._fail(chunk.job, status)
             self._finish(chunk, buffer)

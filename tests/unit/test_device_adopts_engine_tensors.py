@@ -141,3 +141,24 @@ def test_slots_of_the_engine_are_adopted_and_given_back() -> None:
         owning.attach(ONE, 64, None)
         owning.adopt(0, slots)
     tier.close()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_one_block_of_an_odd_size_keeps_its_parts_apart(staged: bool) -> None:
+    """The second part starts at no multiple of its own words in the block."""
+    first, second = _bytes(4, 9).random_(0, 256), torch.rand(4, 2, dtype=torch.float64)
+    expected = first[2].clone(), second[2].clone()
+    groups = (Group.full("kv", 9 + 16),)
+    device = DeviceTier([first, second], staged=staged)
+    device.attach(groups, 64, None)
+    host = HostTier(4096)
+    host.attach(groups, 64, device)
+    slot, lower = np.array([2], np.int32), host.reserve(0, 1)
+    host.store(Transfer(1, 0, slot, lower, Urgency.STORE, None), device)
+    host.wait(10.0)
+    first[2], second[2] = 0, 0
+    host.load(Transfer(2, 0, slot, lower, Urgency.DEMAND, None), device)
+    host.wait(10.0)
+    assert torch.equal(first[2], expected[0]) and torch.equal(second[2], expected[1])
+    host.close()
+    device.close()

@@ -45,8 +45,7 @@ def test_planes_hold_the_bytes_of_the_rows_in_order(parts: list[torch.Tensor]) -
     planes = planes_of(parts)
     for slot in range(rows):
         own = b"".join(
-            part[slot].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            for part in parts
+            bytes(part[slot].flatten().clone().untyped_storage().tolist()) for part in parts
         )
         assert _bytes_of(planes, slot) == own
 
