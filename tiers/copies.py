@@ -10,6 +10,7 @@ it has ended, and is acknowledged once; a block that is not good leaves no trace
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
-from radix.errors import CorruptBlockError, TierError, TierFullError, UnsupportedError
+from radix.errors import ClosedError, CorruptBlockError, TierError, TierFullError, UnsupportedError
 from radix.tier import Capability, Slots, Tier, Transfer, TransferDone, Urgency
 from tiers.pools import PooledTier, all_of
 from tiers.transfer import PLANE, Completion, Planes, TransferEngine, status_text
@@ -231,7 +232,10 @@ class CopyingTier(PooledTier):
         super().close()
 
     def _settle(self) -> None:
-        """Waits for what an upper tier still moves: it may write into this memory."""
-        while self._mover is not None and self._running:
-            self._progress()
-            self._engine.wait(0.001)
+        """Waits for what an upper tier still moves: it may write into this memory. One that is
+        closed has waited itself.
+        """
+        with suppress(ClosedError):
+            while self._mover is not None and self._running:
+                self._progress()
+                self._engine.wait(0.001)

@@ -167,8 +167,9 @@ class DeviceTier(PooledTier):
         return self._staged().register(address, nbytes)
 
     def unregister(self, address: int) -> None:
-        """Takes that back."""
-        self._staged().unregister(address)
+        """Takes that back; ``close`` has done so already."""
+        if not self._closed:
+            self._staged().unregister(address)
 
     def cancel(self, job: int) -> None:
         """Skips what has not begun of a copy; it still ends once."""

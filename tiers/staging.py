@@ -201,6 +201,8 @@ class StagedMover:
             self.moved()
             time.sleep(0.0005)
         self._engine.close()
+        for address in list(self._reach):
+            self.unregister(address)
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()

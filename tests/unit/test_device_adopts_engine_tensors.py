@@ -156,9 +156,11 @@ def test_one_block_of_an_odd_size_keeps_its_parts_apart(staged: bool) -> None:
     slot, lower = np.array([2], np.int32), host.reserve(0, 1)
     host.store(Transfer(1, 0, slot, lower, Urgency.STORE, None), device)
     host.wait(10.0)
+    assert host.poll()[0].good.all()
     first[2], second[2] = 0, 0
     host.load(Transfer(2, 0, slot, lower, Urgency.DEMAND, None), device)
     host.wait(10.0)
+    assert host.poll()[0].good.all()
     assert torch.equal(first[2], expected[0]) and torch.equal(second[2], expected[1])
     host.close()
     device.close()
