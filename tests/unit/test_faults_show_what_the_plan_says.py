@@ -4,6 +4,7 @@ same calls does the same.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from radix.errors import CorruptBlockError, TierError, TierFullError, TierUnavailableError
 from radix.groups import Group
 from radix.tier import Records, TierMode, Transfer, TransferDone, Urgency
+from tiers.disk import DiskTier
 from tiers.faults import Fault, FaultPlan, FaultyTier, part_of
 from tiers.host import AdoptedTier, HostTier
 from tiers.index import IndexTier
@@ -226,3 +228,40 @@ def test_a_tier_without_bytes_fails_as_told_too() -> None:
         (done,) = tier.poll()
         assert done.job == job and done.good.all() == good
     tier.close()
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE, Fault.PART, Fault.CORRUPT, Fault.FAIL])
+def test_a_failed_store_leaves_no_trace_on_disk(tmp_path: Path, fault: Fault) -> None:
+    """C81 (LMCache#4991): a store that failed stayed visible in the index. Here even one that the
+    disk had done, and whose answer was lost, is gone after a restart: its slots were given back.
+    """
+    rows = np.random.default_rng(4).integers(0, 256, (8, 1000), dtype=np.uint8)
+    stored = np.zeros(8, np.bool_)
+    for turn in range(2):
+        engine = AdoptedTier([[rows]])
+        engine.attach(GROUPS, 64, None)
+        disk = DiskTier(tmp_path / "disk", limit_bytes=4 << 20, segment_bytes=1 << 16)
+        tier = FaultyTier(disk, _plan("store", fault))
+        tier.attach(GROUPS, 64, engine)
+        found = {key.tobytes() for part in tier.restore() for key in part.records.keys}
+        keys = np.arange(128, dtype=np.uint8).reshape(8, 16)
+        if turn:
+            assert found == {key.tobytes() for key in keys[stored]}
+        else:
+            slots = tier.reserve(0, 8)
+            order = np.arange(8, dtype=np.int64)
+            pages = np.zeros((8, 64), np.uint8)
+            records = Records(b"n", keys, np.zeros_like(keys), pages, order)
+            upper = order.astype(np.int32)
+            tier.store(Transfer(1, 0, upper, slots, Urgency.STORE, records), engine)
+            done: list[TransferDone] = []
+            while not done:
+                tier.wait(10.0)
+                done = tier.poll()
+            stored = done[0].good
+            tier.commit(0, slots[stored])
+            tier.abort(0, slots[~stored])
+            tier.flush()
+        tier.check()
+        tier.close()
+        engine.close()
