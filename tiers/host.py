@@ -23,7 +23,7 @@ import numpy.typing as npt
 from radix.errors import TierError
 from radix.groups import Group
 from radix.pool import SlotError, SlotPool
-from radix.tier import Capability, Slots, Tier, TierUsage
+from radix.tier import Capability, Slots, Tier, TierMode, TierUsage
 from tiers.copies import CopyingTier, checksums, mover_of, plane_array
 from tiers.memory import SharedMemory, memory_limit_bytes
 from tiers.pools import checked_count
@@ -41,8 +41,9 @@ _NAMED = Capability(
 class HostTier(CopyingTier):
     """A slab of host memory that holds blocks of every group of a cache.
 
-    Beside the protocol: ``limit_bytes``, ``locked_bytes``, ``registered`` (a device copies to and
-    from the slab directly), ``created`` (False where another process made the named slab).
+    Beside the protocol: ``limit_bytes``; and, once attached, ``locked_bytes`` (that cannot be
+    swapped out: 0 where the kernel's limit is low), ``registered`` (a device copies to and from
+    the slab directly), ``created`` (False where another process made the named slab).
     """
 
     def __init__(
@@ -75,18 +76,10 @@ class HostTier(CopyingTier):
         self._threads = threads
         self._segment_bytes = segment_bytes
         self._verify = verify
+        self.locked_bytes = 0
         self.registered = False
+        self.created = False
         self._sums: list[npt.NDArray[np.uint64]] = []
-
-    @property
-    def locked_bytes(self) -> int:
-        """Bytes that the kernel cannot swap out; 0 where its limit on locked memory is low."""
-        return self._memory.locked_bytes
-
-    @property
-    def created(self) -> bool:
-        """Whether this process made the slab."""
-        return self._memory.created
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         sizes = [group.block_bytes for group in groups]
@@ -99,19 +92,21 @@ class HostTier(CopyingTier):
         # Whoever held a short last segment would have fewer slots than its capacity says.
         whole = self.limit_bytes if len(sizes) == 1 else self.limit_bytes // segment * segment
         self._slab = SlabAllocator(sizes, limit_bytes=whole, segment_bytes=segment)
-        self._memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
+        if upper is not None and not upper.capability.address_mapped:
+            self._mover = mover_of(upper, self.name)
         self._units = [_Numbering(kind.stride_bytes, segment) for kind in self._slab.classes]
-        self._planes = [
-            plane_array([(self._memory.address, unit.stride, size)])
-            for unit, size in zip(self._units, sizes, strict=True)
-        ]
         if self._verify:
             self._sums = [
                 np.zeros(self.limit_bytes // unit.stride + 1, np.uint64) for unit in self._units
             ]
-        if upper is not None and not upper.capability.address_mapped:
-            self._mover = mover_of(upper, self.name)
-            self.registered = self._mover.register(self._memory.address, self.limit_bytes)
+        memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
+        if self._mover is not None:
+            self.registered = self._mover.register(memory.address, self.limit_bytes)
+        self._planes = [
+            plane_array([(memory.address, unit.stride, size)])
+            for unit, size in zip(self._units, sizes, strict=True)
+        ]
+        self._memory, self.created, self.locked_bytes = memory, memory.created, memory.locked_bytes
         return []
 
     def planes(self, group: int) -> Planes:
@@ -126,7 +121,7 @@ class HostTier(CopyingTier):
 
     def free_blocks(self, group: int) -> int:
         """Blocks that ``reserve`` could give now, lending segments. Cost: the segments."""
-        return self._slab.available(group)
+        return self._slab.available(group) if self._mode is TierMode.ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:
         """``count`` slots, all or nothing, lending segments as needed. Cost: count, and the

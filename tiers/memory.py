@@ -20,14 +20,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_LIMIT = 1 << 60
 
 
-def memory_limit_bytes() -> tuple[int, str]:
+def memory_limit_bytes(
+    process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> tuple[int, str]:
     """The most memory that this process may take, and what sets it.
 
     The smallest of the physical memory and the limits of the control groups above this process,
     version 2 or 1. Cost: a few small files.
     """
     best = (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the physical memory")
-    for path in _cgroup_files():
+    for path in _cgroup_files(process, mount):
         try:
             text = path.read_text().strip()
         except OSError:
@@ -37,22 +39,22 @@ def memory_limit_bytes() -> tuple[int, str]:
     return best
 
 
-def _cgroup_files() -> Iterator[Path]:
+def _cgroup_files(process: Path, mount: Path) -> Iterator[Path]:
     """The limit files of the groups that this process is in, from its own up to the root."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = process.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+        root = mount / "memory" if controllers else mount
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         here = root / group.lstrip("/")
-        yield here / name
         # In a container the path may be the host's; the group then stands at the mount's root.
-        yield from (above / name for above in here.parents if above.is_relative_to(root))
+        folders = [here, *here.parents]
+        yield from (folder / name for folder in folders if folder.is_relative_to(root))
 
 
 class SharedMemory:

@@ -148,8 +148,8 @@ class PooledTier:
         return self._pools[group].capacity
 
     def free_blocks(self, group: int) -> int:
-        """Free slots of the group's pool. Cost: O(1)."""
-        return self._pools[group].count(FREE)
+        """Free slots of the group's pool, none unless the tier is on. Cost: O(1)."""
+        return self._pools[group].count(FREE) if self._mode is TierMode.ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:
         """``count`` slots, all or nothing. Cost: count.

@@ -245,6 +245,7 @@ class TierConformance:
         for mode in (TierMode.READ_ONLY, TierMode.OFF):
             tier.set_mode(mode)
             assert tier.mode is mode
+            assert tier.free_blocks(0) == 0
             with refused(TierUnavailableError):
                 tier.reserve(0, 1)
             if not self.first:
