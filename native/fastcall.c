@@ -182,7 +182,7 @@ static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     if (!tree) {
         return NULL;
     }
-    rdx_cursor at = {u64_of(a[2], &bad), u32_of(a[3], &bad), (uint32_t)u64_of(a[1], &bad)};
+    rdx_cursor at = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
     rdx_cursor end;
     uint64_t lease;
     if (bad) {
@@ -215,7 +215,7 @@ static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     if (!tree) {
         return NULL;
     }
-    rdx_cursor from = {u64_of(a[2], &bad), u32_of(a[3], &bad), (uint32_t)u64_of(a[1], &bad)};
+    rdx_cursor from = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
     uint64_t lease = u64_of(a[8], &bad);
     Py_buffer run = {0};
     Py_buffer columns = {0};

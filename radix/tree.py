@@ -150,7 +150,7 @@ class TreeCore:
         at = self._cursor
         at.node = cursor.node
         at.pages = cursor.pages
-        at.root = cursor.root & 0xFFFFFFFF
+        at.root = cursor.root
         return at[0]
 
     def resolve(self, cursor: Cursor) -> Cursor:
@@ -282,7 +282,9 @@ class TreeCore:
         """
         return _native.tree_evict(self.capsule, column, len(slots), slots, ids)
 
-    def forget(self, cursor: Cursor, column: int, first: int, slots: Slots, ids: Keys | None) -> int:
+    def forget(
+        self, cursor: Cursor, column: int, first: int, slots: Slots, ids: Keys | None
+    ) -> int:
         """Gives up what lies behind page ``first`` of the path, as far as nothing stands on it.
 
         ``slots`` and ``ids``: room for the pages of [first, cursor.pages). Returns how many went.

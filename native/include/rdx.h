@@ -196,8 +196,9 @@ typedef uint64_t rdx_handle; /* generation << 32 | index; 0 is no node */
 /* Where a match ended: `pages` pages from the root, inside or at the end of `node`. */
 typedef struct rdx_cursor {
     rdx_handle node;
+    rdx_handle root; /* what is left of a cursor whose node is gone; its own generation, so that
+                        no other namespace can stand in for one that was removed */
     uint32_t pages;
-    uint32_t root; /* index of the root: what is left of a cursor whose node is gone */
 } rdx_cursor;
 
 typedef struct rdx_tree_config {

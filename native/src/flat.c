@@ -34,7 +34,7 @@ int rdx_flat_slots(const rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint3
 int rdx_flat_lease(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint64_t *leases) {
     for (uint32_t k = 0; k < n; k++) {
         uint32_t i = node_of(t, nodes[k]);
-        rdx_cursor at = {nodes[k], i == NIL ? 0 : node_at(t, i)->len, 0};
+        rdx_cursor at = {nodes[k], 0, i == NIL ? 0 : node_at(t, i)->len};
         rdx_cursor end;
         int status = i == NIL ? RDX_ESTALE : rdx_lease_take(t, at, &leases[k], &end);
         if (status != RDX_OK) {
@@ -80,7 +80,7 @@ int rdx_flat_insert(rdx_tree *t, rdx_handle root, const void *keys, uint32_t n, 
     const uint8_t *key = keys;
     for (uint32_t k = 0; k < n; k++, key += t->page_bytes) {
         rdx_insert result;
-        rdx_cursor from = {root, 0, r};
+        rdx_cursor from = {root, root, 0};
         int status = rdx_tree_insert(t, from, key, 1, &column, 1, slots + k,
                                      canonical ? canonical + k : NULL, 0, &result);
         if (status != RDX_OK) {

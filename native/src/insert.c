@@ -180,11 +180,8 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
     if (i == NIL || p->depth != from.pages) {
         return RDX_ESTALE;
     }
-    if (p->lease) {
-        const node *x = node_at(t, p->lease->node);
-        if (x->start + x->len != p->depth) {
-            return RDX_ELEASE;
-        }
+    if (p->lease && (p->lease->node != i || p->depth != rdx_end_of(t, i))) {
+        return RDX_ELEASE;
     }
     if (p->depth + (uint64_t)n > NIL / 2) {
         return RDX_EARG;
@@ -237,7 +234,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
         duplicates = twice > duplicates ? twice : duplicates;
         rdx_list_leaves(t, end, columns[c], p.depth);
     }
-    *out = (rdx_insert){.end = {handle_of(t, end), p.depth + n, from.root},
+    *out = (rdx_insert){.end = cursor_at(t, end, p.depth + n),
                         .existing = p.w.existing,
                         .created = p.fresh,
                         .attached = attached > p.fresh ? attached - p.fresh : 0,

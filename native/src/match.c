@@ -66,7 +66,6 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
         return RDX_ESTALE;
     }
     const uint8_t *run = pages;
-    uint32_t root_index = i;
     uint32_t at = 0;
     cover c = {0, 0, true, true};
     while (at < n) {
@@ -82,7 +81,7 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
             break;
         }
     }
-    out->structural = (rdx_cursor){handle_of(t, i), at, root_index};
+    out->structural = (rdx_cursor){handle_of(t, i), root, at};
     finish(&c, limit, out);
     return RDX_OK;
 }
@@ -182,7 +181,7 @@ int rdx_tree_match_many(const rdx_tree *t, uint32_t m, const rdx_handle *roots,
             busy++;
             uint32_t q = l->prompt;
             if (l->step == 0 || !lane_step(t, l, pages[q], counts[q], readable)) {
-                out[q].structural = (rdx_cursor){handle_of(t, l->node), l->at, (uint32_t)roots[q]};
+                out[q].structural = (rdx_cursor){handle_of(t, l->node), roots[q], l->at};
                 finish(&l->c, limits[q], &out[q]);
                 l->prompt = NIL;
             }

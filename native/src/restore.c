@@ -149,7 +149,7 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     uint8_t *leaf = linked; /* 2: a run ends here without a child */
     while (top && status == RDX_OK) {
         uint32_t i = l.stack[--top];
-        rdx_cursor from = l.parent[i] == n ? (rdx_cursor){root, 0, r} : l.ends[l.parent[i]];
+        rdx_cursor from = l.parent[i] == n ? (rdx_cursor){root, root, 0} : l.ends[l.parent[i]];
         uint32_t length;
         uint32_t last = gather_run(&l, t, i, pages, slots, linked, &length);
         rdx_insert result;

@@ -514,8 +514,8 @@ int rdx_root_free(rdx_tree *t, rdx_handle root) {
 void rdx_resolve(const rdx_tree *t, rdx_cursor c, uint32_t *out, uint32_t *pages) {
     uint32_t i = node_of(t, c.node);
     if (i == NIL) {
-        bool root = c.root < t->node_used && (node_at(t, c.root)->flags & NODE_ROOT) != 0;
-        *out = root ? c.root : NIL;
+        uint32_t root = node_of(t, c.root);
+        *out = root != NIL && node_at(t, root)->flags & NODE_ROOT ? root : NIL;
         *pages = 0;
         return;
     }
@@ -620,7 +620,7 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end)
     t->leases[slot].node = i;
     t->live_leases++;
     *lease = (uint64_t)t->leases[slot].gen << 32 | slot;
-    *end = (rdx_cursor){.node = handle_of(t, i), .pages = depth, .root = node_at(t, i)->root};
+    *end = cursor_at(t, i, depth);
     return RDX_OK;
 }
 
@@ -683,6 +683,6 @@ int rdx_lease_end(const rdx_tree *t, uint64_t lease, rdx_cursor *out) {
         return RDX_ELEASE;
     }
     const node *x = node_at(t, l->node);
-    *out = (rdx_cursor){.node = handle_of(t, l->node), .pages = x->start + x->len, .root = x->root};
+    *out = cursor_at(t, l->node, x->start + x->len);
     return RDX_OK;
 }

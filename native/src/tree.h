@@ -147,6 +147,13 @@ static inline uint32_t node_of(const rdx_tree *t, rdx_handle h) {
     }
     return t->nodes[i].flags & NODE_LIVE ? i : NIL;
 }
+/* Pages from the root to the end of node i. */
+static inline uint32_t rdx_end_of(const rdx_tree *t, uint32_t i) {
+    return t->nodes[i].start + t->nodes[i].len;
+}
+static inline rdx_cursor cursor_at(const rdx_tree *t, uint32_t i, uint32_t pages) {
+    return (rdx_cursor){handle_of(t, i), handle_of(t, t->nodes[i].root), pages};
+}
 static inline uint8_t *buffer_base(const buffer *b) { return (uint8_t *)(b + 1); }
 static inline uint8_t *keys_at(const rdx_tree *t, const node *x) {
     return buffer_base(x->buf) + (size_t)x->off * t->key_bytes;
