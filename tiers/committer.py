@@ -79,7 +79,9 @@ class _Shared:
 
 
 class Committer:
-    """Owner's side: ``offer``, ``remove``, ``urge``, ``collect``, ``idle``, ``close``."""
+    """Owner's side: ``offer``, ``remove``, ``urge``, ``collect``, ``idle``, ``removing``,
+    ``close``.
+    """
 
     def __init__(self, index: LmdbIndex, tier: str, next_id: int, event_fd: int) -> None:
         """``event_fd`` is written to whenever results wait. Starts the thread."""
@@ -128,6 +130,15 @@ class Committer:
         with shared.lock:
             hopeful = shared.removals and not (shared.broken or shared.stuck)
             return not (shared.stores or shared.results or hopeful or shared.busy)
+
+    def removing(self) -> bool:
+        """Whether removals are committing, waiting for it or to be collected."""
+        shared = self._shared
+        with shared.lock:
+            if shared.broken or (shared.stuck and not shared.busy):
+                return False
+            collectable = any(isinstance(result, Removed) for result in shared.results)
+            return bool(shared.removals) or shared.busy or collectable
 
     def close(self) -> None:
         """Commits what waits and ends the thread. Idempotent."""

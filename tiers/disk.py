@@ -28,6 +28,7 @@ from radix.tier import (
     TransferDone,
 )
 from tiers.committer import RemovalWork
+from tiers.disk_health import DiskHealth
 from tiers.disk_open import DiskConfig, open_disk
 from tiers.disk_transfers import DiskCounts, DiskTransfers
 from tiers.format import PAYLOADS
@@ -101,7 +102,8 @@ class DiskTier(PooledTier):
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
         opened = open_disk(self._config, checked, page_bytes)
         try:
-            self._transfers = DiskTransfers(self._config, checked, page_bytes, opened)
+            self._health = DiskHealth(self._config, opened)
+            self._transfers = DiskTransfers(self._config, checked, page_bytes, opened, self._health)
         except BaseException:
             opened.close()
             raise
@@ -150,11 +152,15 @@ class DiskTier(PooledTier):
         return self._books.capacity(group)
 
     def free_blocks(self, group: int) -> int:
-        """Blocks that ``reserve`` could give now. Cost: the segments."""
+        """Blocks that ``reserve`` would give. Cost: the segments."""
         return self._books.allowed(group) if self._mode is TierMode.ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:
         """``count`` slots, all or nothing. Cost: count, and a new segment where one is needed.
+
+        Blocks were freed to make room, and theirs may be used only once their removal is durable.
+        There is headroom for that; where more than it was freed since the last commit, this waits
+        for the next one, because a store that is refused is a block that is lost.
 
         Raises: ``TierFullError`` (retryable), ``TierUnavailableError`` unless the tier is on.
         """
@@ -162,9 +168,11 @@ class DiskTier(PooledTier):
         self._may_reserve()
         self._transfers.collect()
         slots = self._books.reserve(group, count) if count >= 0 else None
+        if slots is None and 0 <= count <= self._books.allowed(group):
+            self._transfers.await_removals()
+            self._heed()
+            slots = self._books.reserve(group, count)
         if slots is None:
-            if self._books.leaving(group):
-                self._transfers.committer.urge()
             raise self._shortage(group, count)
         lent, _ = self._books.slab.changes()
         if self._config.payload == "slab":
@@ -177,7 +185,7 @@ class DiskTier(PooledTier):
                 self._disk.files.extend(segment)
             except OSError as error:
                 self._books.abort(group, slots)
-                self._transfers.path_failed(self._disk.files.path_of(segment), str(error))
+                self._health.path_failed(self._disk.files.path_of(segment), str(error))
                 self._heed()
                 raise TierUnavailableError(self.name, f"segment {segment}: {error}") from error
 
@@ -225,7 +233,7 @@ class DiskTier(PooledTier):
         """Switches it at run time; on again also after the medium has failed."""
         super().set_mode(mode)
         if self._groups:
-            self._transfers.verdict = TierMode.ON
+            self._health.forgive()
 
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Starts writing blocks and their records. Cost here: the slots.
@@ -265,8 +273,8 @@ class DiskTier(PooledTier):
     def _heed(self) -> None:
         """Goes to the mode that the medium allows, where that is less than the present one."""
         order = (TierMode.ON, TierMode.READ_ONLY, TierMode.OFF)
-        if order.index(self._transfers.verdict) > order.index(self._mode):
-            self._mode = self._transfers.verdict
+        if order.index(self._health.verdict) > order.index(self._mode):
+            self._mode = self._health.verdict
 
     def wait(self, timeout_s: float) -> None:
         """Returns once ``poll`` has something to give, nothing runs, or the time is over."""
@@ -289,7 +297,7 @@ class DiskTier(PooledTier):
         groups = range(len(self._groups))
         used = self._disk.index.file_bytes() if self._groups else 0
         if self._groups and self._config.payload == "slab":
-            used += self._books.slab.lent_bytes
+            used += self._books.slab.lent_bytes + self._transfers.ahead.ready_bytes
         return TierUsage(
             used, self.limit_bytes, tuple(self._books.resident(group) for group in groups)
         )

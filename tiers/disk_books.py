@@ -78,9 +78,11 @@ class DiskBooks:
         return self.slab.occupied(group) - self._leaving[group]
 
     def allowed(self, group: int) -> int:
-        """Slots that ``reserve`` would give now. Cost: the segments."""
+        """Slots that may be given out: free ones, and those whose removal is under way. Cost: the
+        segments.
+        """
         room = self.capacity(group) - self.resident(group)
-        return max(0, min(room, self.slab.available(group)))
+        return max(0, min(room, self.slab.available(group) + self._leaving[group]))
 
     def has_record(self, group: int, slots: Slots) -> npt.NDArray[np.bool_]:
         """Which slots a durable record names."""
@@ -100,7 +102,7 @@ class DiskBooks:
     # ------------------------------------------------------------------ slots
 
     def reserve(self, group: int, count: int) -> Slots | None:
-        """``count`` reserved slots, or None (nothing changed)."""
+        """``count`` reserved slots, or None (nothing changed): not allowed, or not free yet."""
         return None if count > self.allowed(group) else self.slab.reserve(group, count)
 
     def commit(self, group: int, slots: Slots) -> None:

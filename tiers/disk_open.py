@@ -277,8 +277,10 @@ def _fill(
     keep &= ~np.isin(segments % len(config.paths), list(files.failed))
     keep = _newest_alone(found, keep, segments, len(groups))
     keep = _within_limit(found, keep, segments, slab)
-    rows, segments = found[keep], segments[keep]
-    _drop(index, found["id"][~keep])
+    rows = found
+    if not keep.all():
+        rows, segments = found[keep], segments[keep]
+        _drop(index, found["id"][~keep])
     live, first = np.unique(segments, return_index=True)
     files.keep_only(live.tolist() if config.payload == "slab" else ())
     shutil.rmtree(config.paths[0] / "compact.new", ignore_errors=True)
@@ -288,10 +290,10 @@ def _fill(
     for segment, group in zip(live.tolist(), rows["group"][first].tolist(), strict=True):
         slab.adopt(group, segment)
     for group, count in enumerate(pieces):
-        mine = rows[rows["group"] == group]
-        slots = np.ascontiguousarray(mine["slot"], np.int32)
+        mine = rows["group"] == group
+        slots = np.ascontiguousarray(rows["slot"][mine], np.int32)
         slab.claim(group, slots)
-        books.recorded(group, slots, mine["id"], mine["checksums"][:, :count])
+        books.recorded(group, slots, rows["id"][mine], rows["checksums"][mine, :count])
     slab.changes()
     used = {int(number) for number in np.unique(rows["namespace"])}
     if used != set(names):

@@ -22,11 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import lib
-from radix.errors import CorruptBlockError, TierError, TierFullError, TierUnavailableError
+from radix.errors import CorruptBlockError, TierError, TierFullError
 from radix.groups import Group
-from radix.tier import Tier, TierMode, Transfer, TransferDone
+from radix.tier import Tier, Transfer, TransferDone
 from tiers.committer import Committed, Committer, RemovalWork, StoreWork
 from tiers.copies import Mover, checksums, mover_of, plane_array
+from tiers.disk_ahead import ZeroAhead
+from tiers.disk_health import DiskHealth
 from tiers.disk_moves import Move, file_ops, make_move, settle_ops, views_of
 from tiers.disk_open import DiskConfig, OpenDisk
 from tiers.format import HAS_PAGES
@@ -35,7 +37,6 @@ from tiers.transfer import TransferEngine, status_text
 
 _LOG = logging.getLogger("tiers.disk")
 QUEUE_JOBS = 1024
-MOST_READ_FAILURES = 3  # in a row, before the blocks of a path count as gone
 Indices = npt.NDArray[np.int64]
 Step = Callable[[Move], bool]
 Then = Callable[[Move, int, int], None]  # with status and bytes
@@ -57,17 +58,22 @@ class DiskCounts:
 
 class DiskTransfers:
     """Start: ``store``, ``load``, ``remove``, ``urge``. Go on: ``progress``, ``sleep``, ``cancel``.
-    End: ``drain``, ``close``. ``verdict``: the mode that the state of the medium allows.
+    End: ``drain``, ``close``.
     """
 
     def __init__(
-        self, config: DiskConfig, groups: tuple[Group, ...], page_bytes: int, disk: OpenDisk
+        self,
+        config: DiskConfig,
+        groups: tuple[Group, ...],
+        page_bytes: int,
+        disk: OpenDisk,
+        health: DiskHealth,
     ) -> None:
         self.counts = DiskCounts(dropped=disk.dropped)
-        self.verdict = TierMode.ON
         self.engine = TransferEngine(config.threads, QUEUE_JOBS)
+        self._health = health
         self._name = config.name
-        self._paths = config.paths
+        self.ahead = ZeroAhead(self.engine, disk.files, disk.books.slab, config.name)
         self._in_values = config.payload == "lmdb"
         self._groups, self._page_bytes, self._disk = groups, page_bytes, disk
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -84,7 +90,6 @@ class DiskTransfers:
         self._mover: Mover | None = None
         self._numbers = {canonical: number for number, canonical in disk.namespaces.items()}
         self._durable = set(disk.namespaces)
-        self._read_failures: dict[int, int] = {}
         self._done: list[TransferDone] = []
 
     # ------------------------------------------------------------------ from outside
@@ -120,6 +125,9 @@ class DiskTransfers:
         for move, step in stalled:
             self._next(move, step)
         for ended in self.engine.poll():
+            if ended.job == self.ahead.job:
+                self.ahead.ended(ended.status)
+                continue
             move, then = self._jobs.pop(ended.job)
             then(move, ended.status, ended.nbytes)
         if self._mover_jobs and self._mover is not None:
@@ -128,6 +136,8 @@ class DiskTransfers:
                 then(move, moved.status, moved.nbytes)
         self._collect_reads()
         self.collect()
+        if not self._moves and not self._in_values:
+            self.ahead.step()
         done, self._done = self._done, []
         return done
 
@@ -142,6 +152,13 @@ class DiskTransfers:
                 self._committed(result)
             else:
                 self._disk.books.removed(result.work)
+
+    def await_removals(self) -> None:
+        """Blocks until the removals that were asked for are durable or were refused."""
+        self.committer.urge()
+        while self.committer.removing():
+            select.select([self._event_fd], [], [], 1.0)
+            self.collect()
 
     def sleep(self, timeout_s: float) -> None:
         """Waits until ``progress`` may have something to do, or the time is over."""
@@ -163,6 +180,7 @@ class DiskTransfers:
         """Ends the threads. Everything must have ended."""
         self.committer.close()
         self.engine.close()
+        self.ahead.close()
         if self._readers is not None:
             self._readers.shutdown()
         os.close(self._event_fd)
@@ -343,9 +361,9 @@ class DiskTransfers:
         if error is not None:
             good[:] = False
             if not error.retryable:
-                self._stop_accepting(str(error))
+                self._health.stop_accepting(str(error))
         elif not good.all():
-            error = self._store_failed(move)
+            error = self._health.store_failed(move)
         stored = int(np.count_nonzero(good))
         self.counts.stored += stored
         self.counts.failed_stores += move.count - stored
@@ -416,7 +434,7 @@ class DiskTransfers:
     def _end_load(self, move: Move) -> None:
         good = move.statuses == lib.RDX_OK
         corrupt = np.isin(move.statuses, (lib.RDX_ECORRUPT, lib.RDX_ESHORT))
-        corrupt |= self._refused_reads(move)
+        corrupt |= self._health.refused_reads(move)
         loaded, wrong = int(np.count_nonzero(good)), int(np.count_nonzero(corrupt))
         self.counts.loaded += loaded
         self.counts.corrupt += wrong
@@ -441,62 +459,3 @@ class DiskTransfers:
         del self._moves[move.transfer.job]
         done = TransferDone(move.transfer.job, good, corrupt, move.nbytes, verified, error)
         self._done.append(done)
-
-    # ------------------------------------------------------------------ what fails
-
-    def _paths_of(self, move: Move, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        slots = np.asarray(move.transfer.lower_slots)[chosen]
-        segments, _ = self._disk.books.slab.place(move.transfer.group, slots)
-        return np.asarray(segments % len(self._paths), np.int64)
-
-    def _store_failed(self, move: Move) -> TierError:
-        """A medium that refused a write gets no more of them; a cancelled write is no refusal."""
-        failed = (move.statuses != lib.RDX_OK) & (move.statuses != lib.RDX_ECANCELED)
-        if not failed.any():
-            return TierError(self._name, "the store was cancelled", retryable=True)
-        status = int(move.statuses[failed][0])
-        for path in np.unique(self._paths_of(move, failed)).tolist():
-            self.path_failed(path, status_text(status))
-        if status == lib.RDX_ENOSPC:
-            return TierFullError(self._name, f"store: {status_text(status)}")
-        return TierUnavailableError(self._name, f"store: {status_text(status)}")
-
-    def path_failed(self, path: int, why: str) -> None:
-        """Takes a path out of use for stores; the last one stops them altogether."""
-        if len(self._paths) == 1:
-            self._stop_accepting(f"{self._paths[0]}: {why}")
-            return
-        failed, slab = self._disk.files.failed, self._disk.books.slab
-        if path in failed:
-            return
-        failed.add(path)
-        _LOG.warning("tier %r: path %s is out: %s", self._name, self._paths[path], why)
-        for segment in range(slab.segment_range):
-            if segment % len(self._paths) == path:
-                slab.ban(segment)
-        if len(failed) == len(self._paths):
-            self._stop_accepting("every path is out")
-
-    def _stop_accepting(self, why: str) -> None:
-        if self.verdict is TierMode.ON:
-            self.verdict = TierMode.READ_ONLY
-            _LOG.warning("tier %r takes no more stores: %s", self._name, why)
-
-    def _refused_reads(self, move: Move) -> npt.NDArray[np.bool_]:
-        """Which blocks count as gone because their path has refused several reads in a row."""
-        refused = np.isin(move.statuses, (lib.RDX_EIO, lib.RDX_EARG))
-        for path in np.unique(self._paths_of(move, move.statuses == lib.RDX_OK)).tolist():
-            self._read_failures[path] = 0
-        if not refused.any():
-            return refused
-        paths = np.zeros(move.count, np.int64)
-        paths[refused] = self._paths_of(move, refused)
-        for path in np.unique(paths[refused]).tolist():
-            count = self._read_failures.get(path, 0) + 1
-            self._read_failures[path] = count
-            if count == MOST_READ_FAILURES:
-                _LOG.warning("tier %r: %s cannot be read", self._name, self._paths[path])
-        dead = [path for path, n in self._read_failures.items() if n >= MOST_READ_FAILURES]
-        if len(dead) == len(self._paths):
-            self.verdict = TierMode.OFF
-        return np.asarray(refused & np.isin(paths, dead), np.bool_)

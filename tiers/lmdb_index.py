@@ -32,7 +32,7 @@ from tiers.transfer import Planes
 
 PAGE_BYTES = 4096
 MAX_TABLES = 128
-SCAN_CHUNK = 65536
+SCAN_CHUNK = 1000  # values that are alive at once: more only cost the memory allocator time
 Records = npt.NDArray[np.void]
 Ids = npt.NDArray[np.uint64]
 
@@ -132,22 +132,17 @@ class LmdbIndex:
         counted in ``unsound``, and ``drop_unsound`` removes them.
         """
         width = self._dtype.itemsize
-        chunks: list[Records] = []
+        chunks: list[bytes] = []
         count = 0
-        with self._reading() as txn, txn.cursor(db=self._records) as cursor:
+        with self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
             values = cursor.iternext(keys=False, values=True)
-            while True:
-                chunk = list(itertools.islice(values, SCAN_CHUNK))
-                if not chunk:
-                    break
+            while chunk := list(itertools.islice(values, SCAN_CHUNK)):
                 count += len(chunk)
                 joined = b"".join(chunk)
                 if len(joined) != width * len(chunk):
                     joined = b"".join(value for value in chunk if len(value) == width)
-                del chunk
-                chunks.append(np.frombuffer(joined, self._dtype))
-            del values
-        records = np.concatenate(chunks) if chunks else np.zeros(0, self._dtype)
+                chunks.append(joined)
+        records = np.frombuffer(b"".join(chunks), self._dtype)
         sound = guards(records) == records["guard"]
         if not sound.all():
             records = records[sound]
