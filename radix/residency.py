@@ -16,8 +16,9 @@ from radix.errors import CapacityError, TierFullError
 from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.groups import Group
 from radix.metrics import Metrics
+from radix.plan import Cursor
 from radix.tier import Keys, Slots, Tier, TierMode
-from radix.tree import NO_SLOT, Cursor, TreeCore
+from radix.tree import NO_SLOT, TreeCore
 
 GHOSTS = 1 << 16
 
@@ -68,7 +69,11 @@ class Residency:
 
     # ------------------------------------------------------------ room
     def available(self, tier: int, group: int) -> int:
-        """Blocks that ``reserve`` could give now: free ones and those that may go."""
+        """Blocks that ``reserve`` could give now: free ones and those that may go; none of a tier
+        that is not on.
+        """
+        if self.tiers[tier].mode is not TierMode.ON:
+            return 0
         stats = self.tree.column_stats(self.tree.column(group, tier))
         return self.tiers[tier].free_blocks(group) + stats.resident - stats.protected
 
@@ -79,6 +84,9 @@ class Residency:
         Cost: the slots.
         """
         store = self.tiers[tier]
+        if store.mode is not TierMode.ON:
+            # It gives no slots whatever is evicted, and its blocks may still serve loads.
+            raise self.shortage(tier, group, count)
         short = count - store.free_blocks(group)
         if short > 0:
             if self.available(tier, group) < count and not self._others(tier, group):
