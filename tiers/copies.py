@@ -85,14 +85,30 @@ class Mover(Protocol):
         ...
 
 
+@runtime_checkable
+class Front(Protocol):
+    """A tier that stands before another one and passes on what it does not change."""
+
+    @property
+    def inner(self) -> Tier:
+        """The tier behind it, where the bytes are."""
+        ...
+
+
 def mover_of(upper: Tier, lower: str) -> Mover:
-    """``upper`` as one that moves its own blocks; ``UnsupportedError`` names both if it is none."""
-    if not isinstance(upper, Mover):
-        raise UnsupportedError(
-            f"tier {upper.name!r} has neither addresses nor copies of its own: tier {lower!r} "
-            "cannot reach its blocks"
-        )
-    return upper
+    """What moves the blocks of ``upper``: itself, or the tier that it stands before.
+
+    Raises: ``UnsupportedError`` naming both tiers where nothing does.
+    """
+    here = upper
+    while not isinstance(here, Mover):
+        if not isinstance(here, Front):
+            raise UnsupportedError(
+                f"tier {upper.name!r} has neither addresses nor copies of its own: tier "
+                f"{lower!r} cannot reach its blocks"
+            )
+        here = here.inner
+    return here
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from radix.groups import Group
 from radix.tier import Tier
 from tiers.device import DeviceTier
+from tiers.faults import FaultPlan, FaultyTier
 from tiers.testing import TierConformance
 
 
@@ -29,6 +30,15 @@ class TestStagedDeviceTier(TierConformance):
 
     def make_tier(self, groups: tuple[Group, ...], blocks: int) -> Tier:
         return DeviceTier(blocks=blocks, device="cpu", staged=True)
+
+
+class TestStagedDeviceBehindAFront(TierConformance):
+    """Seen through a tier that stands before it: the tier below finds what moves the blocks."""
+
+    first = True
+
+    def make_tier(self, groups: tuple[Group, ...], blocks: int) -> Tier:
+        return FaultyTier(DeviceTier(blocks=blocks, device="cpu", staged=True), FaultPlan())
 
 
 class TestEngineTensors(TierConformance):
