@@ -23,6 +23,9 @@ from radix.tier import Capability, Slots, Tier, Transfer, TransferDone, Urgency
 from tiers.pools import PooledTier, all_of
 from tiers.transfer import PLANE, Completion, Planes, TransferEngine, status_text
 
+# A device's mover has no descriptor to wait for: it is asked this often.
+MOVER_POLL_S = 0.0002
+
 
 def plane_array(planes: list[tuple[int, int, int]]) -> Planes:
     """(base address, stride bytes, bytes) triples as what ``Tier.planes`` returns."""
@@ -230,8 +233,10 @@ class CopyingTier(PooledTier):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            # A mover has no descriptor to wait for, so it is asked once a millisecond.
-            self._engine.wait(left if self._mover is None else min(left, 0.001))
+            if self._mover is None:
+                self._engine.wait(left)
+            else:
+                time.sleep(min(left, MOVER_POLL_S))
             self._progress()
 
     def close(self) -> None:
@@ -254,4 +259,4 @@ class CopyingTier(PooledTier):
         with suppress(ClosedError):
             while self._mover is not None and self._running:
                 self._progress()
-                self._engine.wait(0.001)
+                time.sleep(MOVER_POLL_S)
