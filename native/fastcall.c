@@ -307,7 +307,8 @@ static PyObject *rdx_add_methods(PyObject *module) {
     if (module) {
         match_type = PyStructSequence_NewType(&match_desc);
         insert_type = PyStructSequence_NewType(&insert_desc);
-        if (!match_type || !insert_type || PyModule_AddFunctions(module, methods) < 0) {
+        if (!match_type || !insert_type || PyModule_AddFunctions(module, methods) < 0 ||
+            PyModule_AddType(module, match_type) < 0 || PyModule_AddType(module, insert_type) < 0) {
             return NULL;
         }
     }

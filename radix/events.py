@@ -73,11 +73,10 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class TierEvent:
-    """A tier changed its mode on its own account: full, read-only, failed."""
+    """A tier is in another mode than at the last poll: switched, or full, read-only, failed."""
 
     tier: str
     mode: str
-    error: str
 
 
 Event = RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | TierEvent

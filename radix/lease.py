@@ -9,7 +9,8 @@ from collections import deque
 from types import TracebackType
 
 from radix.errors import LeaseError
-from radix.tree import Cursor, TreeCore
+from radix.plan import Cursor
+from radix.tree import TreeCore
 
 
 class Lease:

@@ -14,7 +14,7 @@ MISS_REASONS = (
     "load failed",
     "corrupt",
     "tier out",
-    "not cacheable",
+    "aborted",
 )
 
 

@@ -5,13 +5,20 @@ nothing; the facade applies each exactly once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from radix.tree import Cursor
-
 Pages = npt.NDArray[np.int64]
+
+
+class Cursor(NamedTuple):
+    """Where a match ended: ``pages`` pages from ``root``, in or at the end of ``node``."""
+
+    root: int
+    node: int
+    pages: int
 
 
 @dataclass(frozen=True, slots=True)

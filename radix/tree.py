@@ -15,6 +15,7 @@ import numpy.typing as npt
 from radix import _native
 from radix._native import ffi, lib
 from radix.errors import CacheError, InvariantError, LeaseError
+from radix.plan import Cursor
 from radix.tier import Keys, Slots
 
 NO_SLOT = -1
@@ -46,14 +47,6 @@ def raise_status(status: int) -> None:
 
 
 _native.set_raiser(raise_status)
-
-
-class Cursor(NamedTuple):
-    """Where a match ended: ``pages`` pages from ``root``, in or at the end of ``node``."""
-
-    root: int
-    node: int
-    pages: int
 
 
 class NodeView(NamedTuple):
@@ -132,9 +125,13 @@ class TreeCore:
         raise_status(lib.rdx_root_new(self._tree, key if key is not None else ffi.NULL, out))
         return int(out[0])
 
-    def drop_root(self, root: int) -> None:
-        """Removes an empty namespace; ``LeaseError`` while it has a child or a lease (I1)."""
-        raise_status(lib.rdx_root_free(self._tree, root))
+    def drop_root(self, root: int) -> bool:
+        """Removes an empty namespace; False while it has a child or a lease (I1)."""
+        status = lib.rdx_root_free(self._tree, root)
+        if status == lib.RDX_EPINNED:
+            return False
+        raise_status(status)
+        return True
 
     def match(
         self, root: int, tokens: object, leave: int = 1, readable: int = 0xFFFFFFFF

@@ -20,4 +20,6 @@ def check_policy(name: str) -> str:
         return name
     if name in PLANNED_POLICIES:
         raise UnsupportedError(f"eviction policy {name!r} is not in this version; use 'lru'")
-    raise ValueError(f"eviction policy {name!r} is unknown; use one of {', '.join(NATIVE_POLICIES)}")
+    raise ValueError(
+        f"eviction policy {name!r} is unknown; use one of {', '.join(NATIVE_POLICIES)}"
+    )

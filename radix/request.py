@@ -1,0 +1,106 @@
+"""Request: what the owner of a cache holds of one request. A thin face; the work is done by
+``radix/requests.py``, under the cache's rule of one thread at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radix.events import RequestState
+from radix.keys import as_tokens
+from radix.lifecycle import Fence, Work
+from radix.tier import Slots
+
+if TYPE_CHECKING:
+    from radix.cache import PrefixCache
+
+
+class Request:
+    """One request, from ``PrefixCache.admit`` to RELEASED.
+
+    Ask: ``state``, ``hit_tokens``, ``slots``, ``tokens``. Tell: ``append``, ``computed``,
+    ``finish``, ``abort``; borrowed slots: ``lend``.
+    """
+
+    __slots__ = ("_cache", "_work")
+
+    def __init__(self, cache: PrefixCache, work: Work) -> None:
+        self._cache = cache
+        self._work = work
+
+    @property
+    def id(self) -> int:
+        """The number that events carry."""
+        return self._work.number
+
+    @property
+    def state(self) -> RequestState:
+        """LOADING until the hit is on the device, then RUNNING; see ``RequestState``."""
+        return self._work.state
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs: the hit is where it can be read."""
+        return self._work.state is RequestState.RUNNING
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens at the start whose state need not be computed; final once RUNNING."""
+        return self._work.hit_pages * self._cache.page_tokens
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens of the hit by the tier that served them, as planned at admission."""
+        page = self._cache.page_tokens
+        return {tier: pages * page for tier, pages in self._work.sources.items()}
+
+    def __len__(self) -> int:
+        return self._work.count
+
+    def tokens(self) -> Slots:
+        """The tokens so far, prompt and sampled, int32. A copy."""
+        return self._work.tokens[: self._work.count].copy()
+
+    def slots(self, group: int = 0) -> Slots:
+        """The page table of a group: slot of the first tier for each page, int32. A copy.
+
+        It may change with ``computed``: where another request computed the same page, its block
+        counts.
+        """
+        return self._work.table[group].copy()
+
+    def append(self, tokens: object) -> None:
+        """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
+        with self._cache._owner:
+            self._cache._requests.append(self._work, as_tokens(tokens))
+
+    def lend(self, slots: list[object]) -> None:
+        """More of the engine's slots, by group, behind those lent at admission (borrowed)."""
+        with self._cache._owner:
+            rows = [np.ascontiguousarray(row, np.int32) for row in slots]
+            self._cache._requests.lend(self._work, rows)
+
+    def computed(self, tokens: int, *, fence: Fence = None, reuse: Fence = None) -> None:
+        """The state of the first ``tokens`` tokens is written once ``fence`` passes (None: now).
+
+        Full pages are then shared and stored. ``reuse``: until this fence passes, slots that are
+        replaced by another request's equal blocks are given to nobody. Cost: the new pages.
+        """
+        with self._cache._owner:
+            self._cache._requests.computed(self._work, tokens, fence, reuse)
+
+    def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
+        """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.
+
+        ``cacheable_upto``: tokens of which the state may be kept (a chat format that drops its
+        thinking). ``fence``: private slots are free once it passes.
+        """
+        with self._cache._owner:
+            self._cache._requests.finish(self._work, cacheable_upto, fence, aborted=False)
+
+    def abort(self, *, fence: Fence = None) -> None:
+        """Ends it early, by the same path, with what is computed."""
+        with self._cache._owner:
+            self._cache._requests.finish(self._work, None, fence, aborted=True)
