@@ -32,6 +32,7 @@ from tiers.transfer import Planes
 
 MAX_PLANES = 4096
 _CUDA: Any = torch.cuda  # much of it is untyped
+_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 Tensors = Sequence[torch.Tensor] | Mapping[str, Sequence[torch.Tensor]]
@@ -358,7 +359,7 @@ class _Side:
     def register(self, address: int, nbytes: int) -> bool:
         if self._stream is None:
             return True
-        return int(_CUDA.cudart().cudaHostRegister(address, nbytes, 0)) == 0
+        return int(_CUDA.cudart().cudaHostRegister(address, nbytes, _EVERY_DEVICE)) == 0
 
     def unregister(self, address: int) -> None:
         if self._stream is not None:
