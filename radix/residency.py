@@ -89,9 +89,12 @@ class Residency:
             raise self.shortage(tier, group, count)
         short = count - store.free_blocks(group)
         if short > 0:
-            if self.available(tier, group) < count and not self._others(tier, group):
+            stats = self.tree.column_stats(self.tree.column(group, tier))
+            may_go = stats.resident - stats.protected
+            if may_go < short and not self._others(tier, group):
                 raise self.shortage(tier, group, count)
-            self._make_room(tier, group, count)
+            if len(self.evict(tier, group, short)) < short:
+                self._make_room(tier, group, count)
         try:
             return store.reserve(group, count)
         except TierFullError as error:

@@ -114,6 +114,7 @@ class TreeCore:
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
+        self._stats = ffi.new("rdx_column_stats *")
 
     def column(self, group: int, tier: int) -> int:
         """The number of the column of (group, tier)."""
@@ -360,7 +361,7 @@ class TreeCore:
 
     def column_stats(self, column: int) -> ColumnStats:
         """Counters of a column. Cost: O(1)."""
-        out = ffi.new("rdx_column_stats *")
+        out = self._stats
         lib.rdx_column_get_stats(self._tree, column, out)
         return ColumnStats(int(out.resident), int(out.protected_blocks), int(out.listed))
 
