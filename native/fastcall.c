@@ -49,44 +49,36 @@ static uint32_t u32_of(PyObject *value, int *bad) {
     return (uint32_t)n;
 }
 
+static int refuse(Py_buffer *view, PyObject *kind, const char *expected) {
+    PyErr_Format(kind, "%s, not %zd bytes of format %s in %d dimensions", expected, view->len,
+                 view->format ? view->format : "B", view->ndim);
+    PyBuffer_Release(view);
+    return -1;
+}
+
 /* Pages of a tree: int32 tokens (one dimension, C-contiguous), or opaque rows. The number of
  * items that are int32 goes to *tokens, of whole pages to *pages. */
 static int pages_of(PyObject *object, const rdx_tree *tree, Py_buffer *view, uint64_t *tokens,
                     uint64_t *pages) {
     if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) < 0) {
-        if (!PyObject_CheckBuffer(object)) {
-            PyErr_Format(PyExc_TypeError, "tokens must be an int32 buffer, not %R",
-                         (PyObject *)Py_TYPE(object));
-        }
         return -1;
     }
     uint32_t page_bytes = rdx_tree_page_bytes(tree);
-    if (rdx_tree_checks_ids(tree)) {
-        const char *f = view->format ? view->format : "B";
-        f += *f == '<' || *f == '=' || *f == '@';
-        if (view->itemsize != 4 || (f[0] != 'i' && f[0] != 'l') || f[1] != 0) {
-            PyErr_Format(PyExc_TypeError, "tokens must be int32, not format %s of %zd bytes",
-                         view->format ? view->format : "B", view->itemsize);
-            PyBuffer_Release(view);
-            return -1;
+    const char *f = view->format ? view->format : "B";
+    f += *f == '<' || *f == '=' || *f == '@';
+    if (!rdx_tree_checks_ids(tree)) {
+        if (view->len % page_bytes) {
+            return refuse(view, PyExc_ValueError, "keys must be whole pages of the tree");
         }
-        if (view->ndim != 1) {
-            PyErr_Format(PyExc_ValueError, "tokens must have one dimension, not %d", view->ndim);
-            PyBuffer_Release(view);
-            return -1;
-        }
-    } else if (view->len % page_bytes) {
-        PyErr_Format(PyExc_ValueError, "keys must be whole pages of %u bytes, not %zd bytes",
-                     page_bytes, view->len);
-        PyBuffer_Release(view);
-        return -1;
+    } else if (view->itemsize != 4 || (f[0] != 'i' && f[0] != 'l') || f[1] != 0) {
+        return refuse(view, PyExc_TypeError, "tokens must be int32");
+    } else if (view->ndim != 1) {
+        return refuse(view, PyExc_ValueError, "tokens must have one dimension");
     }
     *tokens = (uint64_t)view->len / 4;
     *pages = (uint64_t)view->len / page_bytes;
     if (*pages > INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "more than 2^31 pages in one call");
-        PyBuffer_Release(view);
-        return -1;
+        return refuse(view, PyExc_ValueError, "pages must be fewer than 2^31");
     }
     return 0;
 }
@@ -154,8 +146,7 @@ static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     uint64_t leave = u64_of(a[3], &bad);
     uint32_t readable = u32_of(a[4], &bad);
     Py_buffer view;
-    uint64_t tokens;
-    uint64_t pages;
+    uint64_t tokens, pages;
     if (bad || pages_of(a[2], tree, &view, &tokens, &pages) < 0) {
         return NULL;
     }
@@ -217,13 +208,9 @@ static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     }
     rdx_cursor from = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
     uint64_t lease = u64_of(a[8], &bad);
-    Py_buffer run = {0};
-    Py_buffer columns = {0};
-    Py_buffer slots = {0};
-    Py_buffer canonical = {0};
+    Py_buffer run = {0}, columns = {0}, slots = {0}, canonical = {0};
     PyObject *result = NULL;
-    uint64_t tokens;
-    uint64_t pages;
+    uint64_t tokens, pages;
     if (bad || pages_of(a[4], tree, &run, &tokens, &pages) < 0) {
         return NULL;
     }
@@ -255,8 +242,7 @@ static PyObject *tree_evict(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     }
     uint32_t column = u32_of(a[1], &bad);
     uint32_t want = u32_of(a[2], &bad);
-    Py_buffer slots = {0};
-    Py_buffer ids = {0};
+    Py_buffer slots = {0}, ids = {0};
     uint64_t width = rdx_tree_id_bytes(tree);
     if (bad || room_of(a[3], 1, want, 4, &slots) < 0) {
         return NULL;

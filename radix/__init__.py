@@ -9,4 +9,63 @@ import sys
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError("radix does not support free-threaded Python yet; use a build with the GIL")
 
+from radix.cache import Inserted, PrefixCache
+from radix.errors import (
+    BusyError,
+    CacheError,
+    CapacityError,
+    ClosedError,
+    CorruptBlockError,
+    InvariantError,
+    LayoutMismatchError,
+    LeaseError,
+    NeverFitsError,
+    RequestError,
+    TierError,
+    TierFullError,
+    TierUnavailableError,
+    UnsupportedError,
+)
+from radix.events import RequestState
+from radix.groups import Cost, Group, Retention
+from radix.keys import Namespace
+from radix.layout import Layout, Part
+from radix.lease import Lease
+from radix.ownership import Ownership
+from radix.plan import Cursor, Explanation
+from radix.request import Request
+from radix.tier import TierMode
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BusyError",
+    "CacheError",
+    "CapacityError",
+    "ClosedError",
+    "CorruptBlockError",
+    "Cost",
+    "Cursor",
+    "Explanation",
+    "Group",
+    "Inserted",
+    "InvariantError",
+    "Layout",
+    "LayoutMismatchError",
+    "Lease",
+    "LeaseError",
+    "Namespace",
+    "NeverFitsError",
+    "Ownership",
+    "Part",
+    "PrefixCache",
+    "Request",
+    "RequestError",
+    "RequestState",
+    "Retention",
+    "TierError",
+    "TierFullError",
+    "TierMode",
+    "TierUnavailableError",
+    "UnsupportedError",
+]
