@@ -321,8 +321,9 @@ int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, int32_t *slots, uint8
 int rdx_forget(rdx_tree *tree, rdx_cursor at, uint32_t first, uint32_t column, int32_t *slots,
                uint8_t *ids, uint32_t *freed);
 /* The stamp of the next victim (UINT64_MAX: nothing can go). */
-uint64_t rdx_evict_peek(const rdx_tree *tree, uint32_t column);
-/* Stamps the deepest node of the path to `at` that has data, in every column. */
+uint64_t rdx_evict_peek(rdx_tree *tree, uint32_t column);
+/* Makes the path to `at` the most recently used, in every column. Splits where it ends inside an
+ * edge, so that nothing behind it looks younger than it is. */
 int rdx_touch(rdx_tree *tree, rdx_cursor at);
 
 typedef struct rdx_column_stats {

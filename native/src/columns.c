@@ -49,11 +49,16 @@ static void on_split(void *self, uint32_t upper, uint32_t lower, uint32_t at) {
             if (u->hi == u->lo) {
                 rdx_list_inherit(t, upper, c); /* a hole above: the parent may be a leaf now */
             }
-        } else if (l->listed) {
-            rdx_list_after(t, upper, c, lower, l->stamp);
-            rdx_list_remove(t, lower, c);
-        } else if (!node_at(t, lower)->protect) {
-            rdx_list_head(t, upper, c); /* a leaf now, above a hole */
+        } else {
+            if (l->listed) {
+                rdx_list_after(t, upper, c, lower, l->stamp);
+                rdx_list_remove(t, lower, c);
+            } else if (node_at(t, lower)->protect) {
+                u->stamp = l->stamp;
+            } else {
+                rdx_list_head(t, upper, c); /* a leaf now, above a hole */
+            }
+            l->stamp = 0;
         }
     }
 }
@@ -241,8 +246,7 @@ int rdx_slots_attach(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first
         rdx_list_leaves(t, i, column, first);
     }
     if (touch) {
-        t->clock++;
-        rdx_stamp_path(t, i);
+        rdx_use_path(t, i, pages);
     }
     return RDX_OK;
 }

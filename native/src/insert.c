@@ -221,30 +221,33 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
         append_in_place(t, end, fresh, p.fresh, p.room);
     } else if (p.fresh) {
         end = append_child(t, rdx_end_node(t, end, p.w.pages), fresh, p.fresh, p.room);
-    } else if (p.lease) {
+    } else {
         end = rdx_end_node(t, end, p.w.pages);
     }
     uint32_t attached = 0;
     uint32_t duplicates = 0;
     for (uint32_t c = 0; c < ncolumns; c++) {
+        const int32_t *offer = slots + (size_t)c * n;
+        int32_t *kept = canonical ? canonical + (size_t)c * n : NULL;
+        uint32_t old = p.w.existing;
         uint32_t twice = 0;
-        uint32_t got = rdx_attach_path(t, end, columns[c], p.depth, n, slots + (size_t)c * n,
-                                       canonical ? canonical + (size_t)c * n : NULL, &twice);
+        uint32_t got = rdx_attach_path(t, end, columns[c], p.depth, old, offer, kept, &twice);
         attached = got > attached ? got : attached;
         duplicates = twice > duplicates ? twice : duplicates;
+        rdx_attach_path(t, end, columns[c], p.depth + old, p.fresh, offer + old,
+                        kept ? kept + old : NULL, &twice);
         rdx_list_leaves(t, end, columns[c], p.depth);
     }
     *out = (rdx_insert){.end = cursor_at(t, end, p.depth + n),
                         .existing = p.w.existing,
                         .created = p.fresh,
-                        .attached = attached > p.fresh ? attached - p.fresh : 0,
+                        .attached = attached,
                         .duplicates = duplicates};
     if (p.lease) {
         rdx_lease_to(t, p.lease, end);
-    } else {
-        t->clock++;
-        rdx_stamp_path(t, end);
-        rdx_trim(t, end);
     }
+    t->clock++;
+    rdx_stamp_path(t, end);
+    rdx_trim(t, end);
     return RDX_OK;
 }

@@ -80,11 +80,18 @@ void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column) {
     uint32_t p = node_at(t, x)->parent;
     const cell *c = cell_at(t, x, column);
-    const cell *k = cell_at(t, p, column);
-    if (k->hi == k->lo || node_at(t, p)->protect) {
-        return; /* a hole, or a root; or its last lease will stamp it */
+    cell *k = cell_at(t, p, column);
+    if (k->hi == k->lo) {
+        return; /* a hole, or a root */
     }
-    if (c->listed && (k->listed ? k->stamp < c->stamp : k->kids == 0)) {
+    if (node_at(t, p)->protect) {
+        k->stamp = c->stamp > k->stamp ? c->stamp : k->stamp; /* it is listed when its pin goes */
+        return;
+    }
+    /* A parent with other children needs the stamp only if they may be older: not while x, the
+     * oldest of all, is at the head. */
+    bool needs = k->listed ? k->stamp < c->stamp : k->kids == 0 || c->prev != NIL;
+    if (c->listed && needs) {
         rdx_list_after(t, p, column, x, c->stamp);
     } else if (!k->listed && k->kids == 0) {
         rdx_list_head(t, p, column); /* the child was an inner node: its stamp says nothing */
@@ -123,6 +130,11 @@ void rdx_stamp_path(rdx_tree *t, uint32_t i) {
     }
 }
 
+void rdx_use_path(rdx_tree *t, uint32_t i, uint32_t pages) {
+    t->clock++;
+    rdx_stamp_path(t, rdx_make_room(t, 1) == RDX_OK ? rdx_end_node(t, i, pages) : i);
+}
+
 int rdx_touch(rdx_tree *t, rdx_cursor at) {
     uint32_t i;
     uint32_t pages;
@@ -130,9 +142,21 @@ int rdx_touch(rdx_tree *t, rdx_cursor at) {
     if (i == NIL) {
         return RDX_ESTALE;
     }
-    t->clock++;
-    rdx_stamp_path(t, i);
+    rdx_use_path(t, i, pages);
     return RDX_OK;
+}
+
+/* The oldest leaf. Inner nodes at the head are unlinked: their leaves are newer, and hand their
+ * stamps on. */
+static uint32_t next_leaf(rdx_tree *t, uint32_t column) {
+    for (;;) {
+        uint32_t i = t->lists[column].head;
+        if (i == NIL || cell_at(t, i, column)->kids == 0) {
+            return i;
+        }
+        rdx_list_remove(t, i, column);
+        cell_at(t, i, column)->stamp = 0;
+    }
 }
 
 /* Takes up to n blocks from the end of leaf i; the caller trims. */
@@ -171,14 +195,9 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uint8_t 
     }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (*freed < n) {
-        uint32_t i = t->lists[column].head;
+        uint32_t i = next_leaf(t, column);
         if (i == NIL) {
             break;
-        }
-        if (cell_at(t, i, column)->kids) {
-            rdx_list_remove(t, i, column);
-            cell_at(t, i, column)->stamp = 0; /* its leaves are newer, and hand theirs on */
-            continue;
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,
                        ids ? ids + (size_t)*freed * width : NULL);
@@ -222,14 +241,8 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
     return RDX_OK;
 }
 
-uint64_t rdx_evict_peek(const rdx_tree *t, uint32_t column) {
-    if (column >= t->columns) {
-        return UINT64_MAX;
-    }
-    uint32_t i = t->lists[column].head;
-    while (i != NIL && cell_at(t, i, column)->kids) {
-        i = cell_at(t, i, column)->next;
-    }
+uint64_t rdx_evict_peek(rdx_tree *t, uint32_t column) {
+    uint32_t i = column < t->columns ? next_leaf(t, column) : NIL;
     return i == NIL ? UINT64_MAX : cell_at(t, i, column)->stamp;
 }
 

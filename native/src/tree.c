@@ -650,7 +650,7 @@ void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to) {
     }
     rdx_pin(t, to);
     l->node = to;
-    if (node_at(t, to)->start < node_at(t, old)->start) {
+    if (rdx_end_of(t, to) < rdx_end_of(t, old)) {
         t->clock++; /* what it gives up was used until now */
         rdx_stamp_path(t, old);
     }

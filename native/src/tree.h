@@ -228,4 +228,7 @@ void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first);
 /* Stamps the deepest node with data at or above i in every column. */
 void rdx_stamp_path(rdx_tree *t, uint32_t i);
+/* The same at a new time for the first `pages` pages of the path, exactly: what lies behind them in
+ * the edge of i is split off. Without memory for the split it becomes as young as they are. */
+void rdx_use_path(rdx_tree *t, uint32_t i, uint32_t pages);
 #endif
