@@ -9,8 +9,7 @@
 #define CAPSULE "rdx_tree"
 
 static PyObject *raiser; /* called with a status; raises the matching class */
-static PyTypeObject *match_type;
-static PyTypeObject *insert_type;
+static PyTypeObject *match_type, *insert_type;
 
 static PyObject *fail(int status) {
     Py_XDECREF(raiser ? PyObject_CallFunction(raiser, "i", status) : NULL);
@@ -260,9 +259,8 @@ static PyObject *tree_evict(PyObject *self, PyObject *const *a, Py_ssize_t n) {
 
 /* (callable): called with a status, it raises */
 static PyObject *set_raiser(PyObject *self, PyObject *callable) {
-    PyObject *old = raiser;
+    Py_XDECREF(raiser);
     raiser = Py_NewRef(callable);
-    Py_XDECREF(old);
     return Py_NewRef(Py_None);
 }
 
