@@ -24,6 +24,13 @@ Sums = npt.NDArray[np.uint64]
 MOST_HEADROOM_BLOCKS = 4096
 
 
+def headroom_blocks(capacity: int) -> int:
+    """Slots of ``capacity`` that the cache may not fill: freed ones rest until a commit, and stores
+    go on meanwhile.
+    """
+    return min(MOST_HEADROOM_BLOCKS, max(1, capacity // 16))
+
+
 class _Table:
     """Columns by slot number, grown as slots appear."""
 
@@ -60,10 +67,8 @@ class DiskBooks:
     # ------------------------------------------------------------------ questions
 
     def headroom(self, group: int) -> int:
-        """Slots beyond what the cache may fill: freed ones rest until a commit, and stores go on
-        meanwhile.
-        """
-        return min(MOST_HEADROOM_BLOCKS, max(1, self.slab.capacity(group) // 16))
+        """Slots of the group beyond what the cache may fill."""
+        return headroom_blocks(self.slab.capacity(group))
 
     def capacity(self, group: int) -> int:
         """The most blocks of the group that can be resident at once."""

@@ -22,9 +22,10 @@ from radix.errors import TierUnavailableError
 from radix.groups import Group
 from radix.tier import Records, Restored
 from tiers.copies import checksums, plane_array
-from tiers.disk_books import DiskBooks
+from tiers.disk_books import DiskBooks, headroom_blocks
 from tiers.format import (
     HAS_PAGES,
+    LEAST_MAP_BYTES,
     DirectoryLock,
     Geometry,
     SpacePlan,
@@ -38,7 +39,7 @@ from tiers.format import (
 )
 from tiers.lmdb_index import LmdbIndex
 from tiers.lmdb_index import Records as Rows
-from tiers.slab import SlabAllocator
+from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 from tiers.slab_files import SlabFiles, has_direct_io
 
 _LOG = logging.getLogger("tiers.disk")
@@ -90,6 +91,44 @@ def pieces_of(groups: Sequence[Group]) -> list[int]:
                 f"group {group.name!r}: {shards} shards do not divide {group.block_bytes} bytes"
             )
     return [group.layout.store_shards for group in groups]
+
+
+def limit_for(
+    groups: Sequence[Group],
+    blocks: int,
+    page_bytes: int,
+    *,
+    payload: str = "slab",
+    segment_bytes: int = SEGMENT_BYTES,
+) -> int:
+    """A ``limit_bytes`` under which a disk tier holds at least ``blocks`` blocks of every group at
+    once, and few more. Raises ``ValueError`` for blocks below 1.
+    """
+    if blocks < 1:
+        raise ValueError(f"blocks must be at least 1, not {blocks}")
+    dtype = record_dtype(page_bytes, max(pieces_of(groups)))
+    sizes = [group.block_bytes for group in groups]
+    kept = [stored_bytes(size, payload) for size in sizes]
+    limit = LEAST_MAP_BYTES + blocks * sum(stride_bytes(size) for size in kept)
+    while True:
+        with contextlib.suppress(ValueError):
+            plan = plan_space(
+                limit, sizes, dtype.itemsize, payload, segment_bytes, fixed_segment=False
+            )
+            slab = SlabAllocator(
+                kept,
+                limit_bytes=plan.segments * plan.segment_bytes,
+                segment_bytes=plan.segment_bytes,
+            )
+            # What every class can have together with all the others, not what one could alone.
+            share = plan.segments // len(groups)
+            held = [share * kind.per_segment for kind in slab.classes]
+            if all(
+                count - headroom_blocks(slab.capacity(cls)) >= blocks
+                for cls, count in enumerate(held)
+            ):
+                return limit
+        limit += max(ALIGNMENT_BYTES, limit // 64) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) -> OpenDisk:

@@ -123,7 +123,9 @@ class SlabAllocator:
         return kind.per_segment
 
     def capacity(self, cls: int) -> int:
-        """The most slots that the class can ever have: every segment but one for each other."""
+        """The most slots that the class may have: every segment but one for each other. Where the
+        last segment is short it is counted as this class's, so that the promise always holds.
+        """
         banned = int(np.count_nonzero(self._owner[: self.segments] == BANNED))
         segments = self.segments - banned - (len(self.classes) - 1)
         if segments <= 0:
@@ -133,11 +135,12 @@ class SlabAllocator:
 
     def available(self, cls: int) -> int:
         """Slots that ``reserve`` could give now: free ones, those of segments not lent, and those
-        of wholly free segments of other classes. Cost: the segments.
+        of wholly free segments of other classes, up to the capacity. Cost: the segments.
         """
-        return self._pools[cls].count(FREE) + sum(
+        there = self._pools[cls].count(FREE) + sum(
             self.slots_in(cls, segment) for segment in self._obtainable(cls)
         )
+        return max(0, min(there, self.capacity(cls) - self.occupied(cls)))
 
     def count(self, cls: int, state: int) -> int:
         """Slots of the class in a state of ``radix.pool`` (FREE counts lent segments only)."""
@@ -190,6 +193,8 @@ class SlabAllocator:
         """
         pool = self._pools[cls]
         missing = count - pool.count(FREE)
+        if self.occupied(cls) + count > self.capacity(cls):
+            return None
         if missing > 0:
             chosen = []
             for segment in self._obtainable(cls):
