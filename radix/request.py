@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from radix.events import RequestState
+from radix.errors import TierError
+from radix.events import Event, RequestState
 from radix.keys import as_tokens
 from radix.lifecycle import Fence, Work
 from radix.tier import Slots
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Request:
     """One request, from ``PrefixCache.admit`` to RELEASED.
 
-    Ask: ``state``, ``hit_tokens``, ``slots``, ``tokens``. Tell: ``append``, ``computed``,
+    Ask: ``state``, ``hit_tokens``, ``slots``, ``tokens``. Tell: ``wait``, ``append``, ``computed``,
     ``finish``, ``abort``; borrowed slots: ``lend``.
     """
 
@@ -70,6 +71,23 @@ class Request:
         counts.
         """
         return self._work.table[group].copy()
+
+    def wait(self, timeout_s: float = 30.0) -> list[Event]:
+        """Polls the cache until this request runs; the events meanwhile. Blocks.
+
+        For programs without a loop of their own. ``TierError(retryable)`` when the time is over;
+        the request loads on.
+        """
+        events: list[Event] = []
+        left = timeout_s
+        while self._work.state is RequestState.LOADING:
+            if left <= 0:
+                raise TierError("device", f"request {self.id} still loads", retryable=True)
+            self._cache.wait(0.05)
+            news = self._cache.poll()
+            left -= 0 if news else 0.05
+            events += news
+        return events
 
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
