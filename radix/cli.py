@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,14 +28,8 @@ from radix.replay.options import (
     parse_positive,
     parse_tiers,
 )
-from radix.replay.report import (
-    Progress,
-    Run,
-    TieredReport,
-    index_report,
-    replay_optimal,
-    write_json,
-)
+from radix.replay.progress import Progress, shown_progress
+from radix.replay.report import Run, TieredReport, index_report, replay_optimal, write_json
 from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, TraceError, read_trace
 
 if TYPE_CHECKING:
@@ -197,8 +190,9 @@ def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
     trace = read_trace(options.trace, page_tokens)
     chains = encode_chains(trace)
     blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
-    runs = _index_runs(trace, chains, policies, blocks)
-    report = index_report(trace, chains, tuple(runs))
+    with shown_progress() as progress:
+        runs = tuple(_index_runs(trace, chains, policies, blocks, progress))
+    report = index_report(trace, chains, runs)
     if options.plot is not None:
         from radix.replay.plots import plot_hit_ratio_by_capacity
 
@@ -212,19 +206,23 @@ def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
 
 
 def _index_runs(
-    trace: Trace, chains: Chains, policies: Sequence[str], capacities: Sequence[int]
+    trace: Trace,
+    chains: Chains,
+    policies: Sequence[str],
+    capacities: Sequence[int],
+    progress: Progress,
 ) -> Iterator[Run]:
     """Run each policy at each capacity; what all runs of the optimum share is computed once."""
     following = next_uses(chains) if OPTIMAL in policies else None
     for policy in policies:
         for capacity in capacities:
+            progress.phase(f"{policy}, {capacity:,} blocks", len(trace))
             if following is not None and policy == OPTIMAL:
                 yield replay_optimal(chains, following, capacity)
                 continue
             from radix.replay.index import replay_index
 
-            with _progress(f"{policy}, {capacity:,} blocks", len(trace)) as progress:
-                yield replay_index(trace, chains, capacity, policy, progress)
+            yield replay_index(trace, chains, capacity, policy, progress)
 
 
 def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
@@ -236,7 +234,7 @@ def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
     from radix.replay.bytes import replay_bytes
 
     data = Path(options.data) if options.data is not None else None
-    with _progress("requests", len(trace)) as progress:
+    with shown_progress() as progress:
         report, history = replay_bytes(trace, sizes, block_bytes, data, options.verify, progress)
     if options.plot is not None:
         from radix.replay.plots import plot_hit_ratio_over_time
@@ -251,7 +249,7 @@ def _demo(options: argparse.Namespace) -> int:
     _check_target("--json", options.json)
     from radix.replay.demo import run_demo
 
-    with _progress("requests", None) as progress:
+    with shown_progress() as progress:
         report = run_demo(int(options.seed), Path(options.report), progress)
     status = _finish(report, options.json)
     sys.stderr.write(f"report: {options.report}/\n")
@@ -296,23 +294,6 @@ def _check_target(option: str, target: str | None) -> None:
         raise OptionError(option, f"{target} is a directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OptionError(option, f"{target} cannot be written")
-
-
-@contextmanager
-def _progress(label: str, total: int | None) -> Iterator[Progress]:
-    """Show a progress bar on standard error while the body runs, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bars = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    with bars:
-        task = bars.add_task(label, total=total)
-        yield lambda done: bars.update(task, completed=done)
 
 
 def _show(json_target: str | None, *tables: RenderableType) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from radix.replay.chains import Chains
 from radix.replay.optimal import optimal_hits
@@ -21,8 +21,6 @@ from radix.replay.output import draft_of
 from radix.replay.traces import Int64Array, Trace
 
 SCHEMA_VERSION = 1
-# Called now and then during a run with the requests done so far.
-Progress: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
