@@ -412,22 +412,28 @@ def _keep_last(keep: Mask, chosen: npt.NDArray[np.int64], values: npt.NDArray[np
 def _within_limit(
     found: Rows, keep: Mask, segments: npt.NDArray[np.int64], slab: SlabAllocator
 ) -> Mask:
-    """Keeps the segments with the newest records, as many as the limit allows, and leaves one for
-    each group that has none.
+    """Keeps the segments with the newest records, as many as the limit allows, leaves one for each
+    group that has none, and drops the oldest blocks of a group beyond its capacity.
     """
     live, inverse = np.unique(segments[keep], return_inverse=True)
     if not len(live):
         return keep
-    age = np.zeros(len(live), np.float64)
-    np.add.at(age, inverse, found["id"][keep].astype(np.float64))
-    age /= np.bincount(inverse)
     owners = np.zeros(len(live), np.int64)
     owners[inverse] = found["group"][keep]
     most = slab.segments - (len(slab.classes) - len(np.unique(owners)))
-    if len(live) <= most:
-        return keep
-    kept = live[np.argsort(-age, kind="stable")[:most]]
-    return keep & np.isin(segments, kept)
+    if len(live) > most:
+        age = np.zeros(len(live), np.float64)
+        np.add.at(age, inverse, found["id"][keep].astype(np.float64))
+        age /= np.bincount(inverse)
+        keep = keep & np.isin(segments, live[np.argsort(-age, kind="stable")[:most]])
+    for group in range(len(slab.classes)):
+        mine = np.flatnonzero(keep & (found["group"] == group))
+        capacity = slab.capacity(group)
+        surplus = len(mine) - (capacity - headroom_blocks(capacity))
+        if surplus > 0:
+            keep = keep.copy()
+            keep[mine[:surplus]] = False
+    return keep
 
 
 def _drop(index: LmdbIndex, ids: npt.NDArray[np.uint64]) -> None:
