@@ -10,51 +10,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from radix.errors import CapacityError, TierError, TierFullError
-from radix.events import Event, TierEvent, TransferEvent
+from radix import jobs
+from radix.events import Event
+from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Move, Pages
 from radix.residency import Residency, runs
-from radix.tier import Records, Slots, Tier, TierMode, Transfer, TransferDone, Urgency
+from radix.tier import Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
-Key = bytes
+Job: TypeAlias = jobs.Job[Move]
 
 
-@dataclass(slots=True)
-class Job:
-    """A transfer under way: it pins the path of its blocks and owns both sides' slots until its
-    one acknowledgement.
-    """
-
-    number: int
-    move: Move
-    lease: int
-    upper_slots: Slots
-    lower_slots: Slots
-    keys: list[Key]
-    owner: int
-    start_ns: int
-
-    @property
-    def storing(self) -> bool:
-        """Down, not up."""
-        return self.move.target > self.move.source
-
-
-Ended = Callable[[Job, npt.NDArray[np.bool_]], None]
-
-
-class Transfers:
-    """All moves of one cache. Start: ``store``, ``load``. End: ``poll``. Ask: ``in_flight``.
-
-    ``media``: the tiers themselves, where the residency knows one through who owns its slots.
-    ``borrowed``: the engine's own device tier, above the first tier that the tree knows.
-    """
+class Transfers(Jobs[Move]):
+    """All moves of one cache. Start: ``store``, ``load``. End: ``poll``. Ask: ``landing``."""
 
     def __init__(
         self,
@@ -66,31 +40,13 @@ class Transfers:
         events: list[Event],
         writes: bool = True,
     ) -> None:
-        self.residency = residency
+        super().__init__(residency, clock, media, borrowed, events)
         self.tree = residency.tree
-        self.tiers = residency.tiers
-        self.jobs: dict[int, Job] = {}
-        self.media = media
-        self.borrowed = borrowed
-        self.outstanding: dict[int, int] = {}  # jobs by owner
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
-        self._clock = clock
         self._namespaces = namespaces
-        self._events = events
-        self._next = 1
-        # keys on the way into (tier, group): nothing is copied twice at once
-        self._landing: dict[tuple[int, int], dict[Key, int]] = {}
-        self._last_mode = [tier.mode for tier in self.tiers]
 
-    def upper(self, tier: int) -> Tier | None:
-        """The neighbour above."""
-        return self.media[tier - 1] if tier else self.borrowed
-
-    def tier_name(self, tier: int) -> str:
-        """The name of a tier by number; -1 is the engine's own."""
-        if tier >= 0:
-            return self.tiers[tier].name
-        return self.borrowed.name if self.borrowed is not None else "engine"
+    def _place(self, move: Move) -> Place:
+        return move.target, move.group
 
     def _keys(self, at: Cursor, pages: Pages) -> list[Key]:
         first = int(pages[0])
@@ -99,10 +55,9 @@ class Transfers:
 
     def landing(self, at: Cursor, tier: int, group: int, pages: Pages) -> npt.NDArray[np.bool_]:
         """Which of the pages are on their way into (tier, group)."""
-        here = self._landing.get((tier, group))
-        if not here or not len(pages):
+        if (tier, group) not in self._landing or not len(pages):
             return np.zeros(len(pages), np.bool_)
-        return np.array([key in here for key in self._keys(at, pages)], np.bool_)
+        return self._coming((tier, group), self._keys(at, pages))
 
     # ------------------------------------------------------------ store
     def store(
@@ -127,7 +82,7 @@ class Transfers:
         refused: list[tuple[Move, Slots]] = []
         for group in range(len(self.residency.groups)):
             if self.tiers[target].mode is not TierMode.ON:
-                self._count("declined", target, group, count)
+                self.count("declined", target, group, count)
                 continue
             if borrowed is None:
                 have = self.residency.slots(at, group, source, first, count)
@@ -145,30 +100,11 @@ class Transfers:
 
     def submit_store(self, move: Move, upper_slots: Slots, owner: int) -> bool:
         """Starts a planned store; False when the tier's queue is full: offer it again."""
-        tier = self.tiers[move.target]
-        try:
-            lower = self.residency.reserve(move.target, move.group, move.blocks)
-        except (CapacityError, TierError):
-            fits = max(0, min(move.blocks, self.residency.available(move.target, move.group)))
-            self._count("declined", move.target, move.group, move.blocks - fits)
-            if fits in (0, move.blocks):
-                self._count("declined", move.target, move.group, fits)
-                return True
-            part = Move(move.at, move.group, move.source, move.target, move.pages[:fits])
-            return self.submit_store(part, upper_slots[:fits], owner)
-        upper = self.upper(move.target)
-        if upper is None:
-            raise TierError(tier.name, "has no tier above it to copy from")
-        job = self._begin(move, upper_slots, lower, owner)
-        try:
-            tier.store(self._transfer(job, Urgency.STORE), upper)
-        except TierError as error:
-            self._undo(job)
-            tier.abort(move.group, lower)
-            if isinstance(error, TierFullError) and error.retryable:
-                return False
-            self._count("declined", move.target, move.group, move.blocks)
-        return True
+        lower = self._room(move.target, move.group, move.blocks)
+        if not len(lower):
+            return True
+        part = Move(move.at, move.group, move.source, move.target, move.pages[: len(lower)])
+        return self._start_store(self._pinned(part, upper_slots[: len(lower)], lower, owner))
 
     # ------------------------------------------------------------ load
     def load(self, move: Move, upper_slots: Slots, owner: int, urgency: Urgency) -> Job | None:
@@ -182,49 +118,15 @@ class Transfers:
             int(move.pages[0]),
             int(move.pages[-1] - move.pages[0]) + 1,
         )[move.pages - move.pages[0]]
-        upper = self.upper(move.source)
-        if upper is None:
-            raise TierError(self.tiers[move.source].name, "has no tier above it to copy to")
-        job = self._begin(move, upper_slots, lower, owner)
-        try:
-            self.tiers[move.source].load(self._transfer(job, urgency), upper)
-        except TierError:
-            self._undo(job)
-            self._count("refused", move.source, move.group, move.blocks, "load")
-            return None
-        return job
+        job = self._pinned(move, upper_slots, lower, owner)
+        return job if self._start_load(job, urgency) else None
 
-    def _begin(self, move: Move, upper: Slots, lower: Slots, owner: int) -> Job:
+    def _pinned(self, move: Move, upper: Slots, lower: Slots, owner: int) -> Job:
         end = move.at._replace(pages=min(move.at.pages, int(move.pages[-1]) + 1))
         lease, node, pages = self.tree.lease(end)
         move = Move(Cursor(end.root, node, pages), move.group, move.source, move.target, move.pages)
-        keys = self._keys(move.at, move.pages)
-        job = Job(self._next, move, lease, upper, lower, keys, owner, self._clock())
-        self._next += 1
-        self.jobs[job.number] = job
-        self.outstanding[owner] = self.outstanding.get(owner, 0) + 1
-        self._landing.setdefault((move.target, move.group), {}).update(
-            dict.fromkeys(keys, job.number)
-        )
-        return job
-
-    def _undo(self, job: Job) -> None:
-        del self.jobs[job.number]
-        left = self.outstanding.pop(job.owner) - 1
-        if left:
-            self.outstanding[job.owner] = left
-        here = self._landing[job.move.target, job.move.group]
-        for key in job.keys:
-            if here.get(key) == job.number:
-                del here[key]
-        self.tree.release(job.lease, stamp=False)
-
-    def _transfer(self, job: Job, urgency: Urgency) -> Transfer:
-        move = job.move
-        records = None
-        if job.storing and self.tiers[move.target].capability.persistent:
-            records = self._records(move)
-        return Transfer(job.number, move.group, job.upper_slots, job.lower_slots, urgency, records)
+        unpin = partial(self.tree.release, lease, stamp=False)
+        return self._begin(move, upper, lower, self._keys(move.at, move.pages), owner, unpin)
 
     def _records(self, move: Move) -> Records:
         first, last = int(move.pages[0]), int(move.pages[-1])
@@ -242,24 +144,6 @@ class Transfers:
         )
 
     # ------------------------------------------------------------ completions
-    def poll(self, ended: Ended) -> None:
-        """Takes every acknowledgement; ``ended(job, good)`` is called for each job once, while
-        its lease still stands. Cost: the blocks that ended.
-        """
-        for number, tier in enumerate(self.tiers):
-            for done in tier.poll():
-                job = self.jobs[done.job]
-                self._account(job, done)
-                if job.storing:
-                    self._stored(job, done)
-                else:
-                    self._loaded(job, done)
-                ended(job, done.good)
-                self._undo(job)
-            if tier.mode is not self._last_mode[number]:
-                self._last_mode[number] = tier.mode
-                self._events.append(TierEvent(tier.name, tier.mode.value))
-
     def _stored(self, job: Job, done: TransferDone) -> None:
         move = job.move
         for lo, hi in self._runs(move.pages, done.good):
@@ -273,7 +157,7 @@ class Transfers:
             for refused, _ in self.store(
                 move.at, int(move.pages[lo]), hi - lo, move.target, job.owner
             ):
-                self._count("declined", refused.target, refused.group, refused.blocks)
+                self.count("declined", refused.target, refused.group, refused.blocks)
 
     def _loaded(self, job: Job, done: TransferDone) -> None:
         move = job.move
@@ -297,36 +181,3 @@ class Transfers:
             edges = [lo, *cuts.tolist(), hi]
             result.extend(itertools.pairwise(edges))
         return result
-
-    # ------------------------------------------------------------ accounts
-    def _count(self, what: str, tier: int, group: int, blocks: int, stage: str = "store") -> None:
-        if blocks:
-            name = self.tiers[tier].name
-            self.residency.metrics.add(
-                (stage, what, name, self.residency.groups[group].name), blocks
-            )
-
-    def _account(self, job: Job, done: TransferDone) -> None:
-        move = job.move
-        lower = max(move.source, move.target)
-        stage = "store" if job.storing else "load"
-        good = int(done.good.sum())
-        self._count("blocks", lower, move.group, good, stage)
-        self._count("bytes", lower, move.group, done.nbytes, stage)
-        self._count("verified", lower, move.group, done.verified_blocks, stage)
-        self._count("failed", lower, move.group, move.blocks - good, stage)
-        self._count("corrupt", lower, move.group, int(done.corrupt.sum()), stage)
-        self._events.append(
-            TransferEvent(
-                job=job.number,
-                source=self.tier_name(move.source),
-                target=self.tier_name(move.target),
-                group=self.residency.groups[move.group].name,
-                blocks=move.blocks,
-                good=good,
-                nbytes=done.nbytes,
-                start_ns=job.start_ns,
-                end_ns=self._clock(),
-                error=None if done.error is None else str(done.error),
-            )
-        )

@@ -1,0 +1,282 @@
+"""The books of transfers under way: which numbers are out, what is on its way where, and what each
+acknowledgement says. Prompts and sets of keys name their blocks in different ways; the books are
+the same. Keeps I22 (a job pins its source, owns its target, is acknowledged once, a failed one
+leaves no trace).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import CapacityError, TierError, TierFullError
+from radix.events import Event, TierEvent, TransferEvent
+from radix.residency import Residency
+from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency
+
+Key = bytes
+Place = tuple[int, ...]  # where a key can land once: tier, group and what else tells keys apart
+
+
+class AnyMove(Protocol):
+    """Blocks of one group that go from one tier to its neighbour, however they are named."""
+
+    @property
+    def group(self) -> int:
+        """The number of the group."""
+        ...
+
+    @property
+    def source(self) -> int:
+        """The number of the tier that is copied from; -1 is the engine's own."""
+        ...
+
+    @property
+    def target(self) -> int:
+        """The number of the tier that is copied to."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """Blocks to move."""
+        ...
+
+
+M = TypeVar("M", bound=AnyMove)
+
+
+@dataclass(slots=True)
+class Job(Generic[M]):
+    """A transfer under way: it pins its blocks and owns both sides' slots until its one
+    acknowledgement. ``unpin`` gives the pin back.
+    """
+
+    number: int
+    move: M
+    upper_slots: Slots
+    lower_slots: Slots
+    keys: list[Key]
+    owner: int
+    start_ns: int
+    unpin: Callable[[], None]
+
+    @property
+    def storing(self) -> bool:
+        """Down, not up."""
+        return self.move.target > self.move.source
+
+
+class Jobs(ABC, Generic[M]):
+    """All moves of one cache or store. ``poll`` ends them; what they are about is told by the
+    class that inherits: ``_place``, ``_records``, ``_stored``, ``_loaded``.
+
+    ``media``: the tiers themselves, where the residency knows one through who owns its slots.
+    ``borrowed``: the engine's own tier, above the first tier that the tree knows.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        clock: Callable[[], int],
+        media: tuple[Tier, ...],
+        borrowed: Tier | None,
+        events: list[Event],
+    ) -> None:
+        self.residency = residency
+        self.tiers = residency.tiers
+        self.media = media
+        self.borrowed = borrowed
+        self.jobs: dict[int, Job[M]] = {}
+        self.outstanding: dict[int, int] = {}  # jobs by owner
+        self._clock = clock
+        self._events = events
+        self._next = 1
+        # keys on the way into a place: nothing is copied twice at once
+        self._landing: dict[Place, dict[Key, int]] = {}
+        self._last_mode = [tier.mode for tier in self.tiers]
+
+    @abstractmethod
+    def _place(self, move: M) -> Place:
+        """Where the keys of a move land."""
+
+    @abstractmethod
+    def _records(self, move: M) -> Records:
+        """What a persistent tier keeps of the blocks of a move."""
+
+    @abstractmethod
+    def _stored(self, job: Job[M], done: TransferDone) -> None:
+        """A copy down ended; its pin still stands."""
+
+    @abstractmethod
+    def _loaded(self, job: Job[M], done: TransferDone) -> None:
+        """A copy up ended; its pin still stands."""
+
+    def upper(self, tier: int) -> Tier | None:
+        """The neighbour above."""
+        return self.media[tier - 1] if tier else self.borrowed
+
+    def tier_name(self, tier: int) -> str:
+        """The name of a tier by number; -1 is the engine's own."""
+        if tier >= 0:
+            return self.tiers[tier].name
+        return self.borrowed.name if self.borrowed is not None else "engine"
+
+    # ------------------------------------------------------------ begin
+    def _coming(self, place: Place, keys: list[Key]) -> npt.NDArray[np.bool_]:
+        """Which of the keys are on their way into a place. Cost: the keys."""
+        here = self._landing.get(place)
+        if not here:
+            return np.zeros(len(keys), np.bool_)
+        return np.fromiter(map(here.__contains__, keys), np.bool_, len(keys))
+
+    def _room(self, target: int, group: int, blocks: int) -> Slots:
+        """As many slots of a lower tier as fit; what finds none is declined and counted."""
+        fits = blocks
+        while fits:
+            try:
+                slots = self.residency.reserve(target, group, fits)
+            except (CapacityError, TierError):
+                room = min(fits, self.residency.available(target, group))
+                fits = max(0, room) if room < fits else 0
+            else:
+                self.count("declined", target, group, blocks - fits)
+                return slots
+        self.count("declined", target, group, blocks)
+        return np.empty(0, np.int32)
+
+    def _begin(
+        self,
+        move: M,
+        upper: Slots,
+        lower: Slots,
+        keys: list[Key],
+        owner: int,
+        unpin: Callable[[], None],
+    ) -> Job[M]:
+        """Enters a job whose pin was taken."""
+        job = Job(self._next, move, upper, lower, keys, owner, self._clock(), unpin)
+        self._next += 1
+        self.jobs[job.number] = job
+        self.outstanding[owner] = self.outstanding.get(owner, 0) + 1
+        self._land(self._place(move), keys, job.number)
+        return job
+
+    def _land(self, place: Place, keys: list[Key], number: int) -> None:
+        self._landing.setdefault(place, {}).update(dict.fromkeys(keys, number))
+
+    def _landed(self, place: Place, keys: list[Key], number: int) -> None:
+        here = self._landing.get(place, {})
+        for key in keys:
+            if here.get(key) == number:
+                del here[key]
+        if not here:
+            self._landing.pop(place, None)
+
+    def _start_store(self, job: Job[M]) -> bool:
+        """Hands a job to the tier below; False when its queue is full: offer it again. What is
+        refused otherwise is declined. A job that did not start is gone, its target slots are free.
+        """
+        move = job.move
+        tier = self.tiers[move.target]
+        upper = self.upper(move.target)
+        try:
+            if upper is None:
+                raise TierError(tier.name, "has no tier above it to copy from")
+            records = self._records(move) if tier.capability.persistent else None
+            tier.store(self._transfer(job, Urgency.STORE, records), upper)
+        except TierError as error:
+            self._end(job)
+            tier.abort(move.group, job.lower_slots)
+            if isinstance(error, TierFullError) and error.retryable:
+                return False
+            self.count("declined", move.target, move.group, move.blocks)
+        return True
+
+    def _start_load(self, job: Job[M], urgency: Urgency) -> bool:
+        """Hands a job to the tier that has the blocks; False when that refuses: the job is gone,
+        the slots above are still the caller's.
+        """
+        move = job.move
+        tier = self.tiers[move.source]
+        upper = self.upper(move.source)
+        try:
+            if upper is None:
+                raise TierError(tier.name, "has no tier above it to copy to")
+            tier.load(self._transfer(job, urgency, None), upper)
+        except TierError:
+            self._end(job)
+            self.count("refused", move.source, move.group, move.blocks, "load")
+            return False
+        return True
+
+    @staticmethod
+    def _transfer(job: Job[M], urgency: Urgency, records: Records | None) -> Transfer:
+        return Transfer(
+            job.number, job.move.group, job.upper_slots, job.lower_slots, urgency, records
+        )
+
+    # ------------------------------------------------------------ end
+    def _end(self, job: Job[M]) -> None:
+        del self.jobs[job.number]
+        left = self.outstanding.pop(job.owner) - 1
+        if left:
+            self.outstanding[job.owner] = left
+        self._landed(self._place(job.move), job.keys, job.number)
+        job.unpin()
+
+    def poll(self, ended: Callable[[Job[M], npt.NDArray[np.bool_]], None]) -> None:
+        """Takes every acknowledgement; ``ended(job, good)`` is called for each job once, while
+        its pin still stands. Cost: the blocks that ended.
+        """
+        for number, tier in enumerate(self.tiers):
+            for done in tier.poll():
+                job = self.jobs[done.job]
+                self._account(job, done)
+                if job.storing:
+                    self._stored(job, done)
+                else:
+                    self._loaded(job, done)
+                ended(job, done.good)
+                self._end(job)
+            if tier.mode is not self._last_mode[number]:
+                self._last_mode[number] = tier.mode
+                self._events.append(TierEvent(tier.name, tier.mode.value))
+
+    # ------------------------------------------------------------ accounts
+    def count(self, what: str, tier: int, group: int, blocks: int, stage: str = "store") -> None:
+        """Counts blocks of one stage by tier and group; nothing where there are none."""
+        if blocks:
+            name = self.tiers[tier].name
+            self.residency.metrics.add(
+                (stage, what, name, self.residency.groups[group].name), blocks
+            )
+
+    def _account(self, job: Job[M], done: TransferDone) -> None:
+        move = job.move
+        lower = max(move.source, move.target)
+        stage = "store" if job.storing else "load"
+        good = int(done.good.sum())
+        self.count("blocks", lower, move.group, good, stage)
+        self.count("bytes", lower, move.group, done.nbytes, stage)
+        self.count("verified", lower, move.group, done.verified_blocks, stage)
+        self.count("failed", lower, move.group, move.blocks - good, stage)
+        self.count("corrupt", lower, move.group, int(done.corrupt.sum()), stage)
+        self._events.append(
+            TransferEvent(
+                job=job.number,
+                source=self.tier_name(move.source),
+                target=self.tier_name(move.target),
+                group=self.residency.groups[move.group].name,
+                blocks=move.blocks,
+                good=good,
+                nbytes=done.nbytes,
+                start_ns=job.start_ns,
+                end_ns=self._clock(),
+                error=None if done.error is None else str(done.error),
+            )
+        )
