@@ -82,16 +82,16 @@ static int pages_of(PyObject *object, const rdx_tree *tree, Py_buffer *view, uin
     return 0;
 }
 
-/* A flat buffer of n items of `size` bytes at least. */
+/* A flat buffer of n items of `size` bytes at least; numbers of other widths are refused. */
 static int room_of(PyObject *object, int writable, uint64_t n, uint64_t size, Py_buffer *view) {
-    if (PyObject_GetBuffer(object, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+    if (PyObject_GetBuffer(object, view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) < 0) {
         return -1;
     }
+    if (size == 4 && view->itemsize != 4 && view->itemsize != 1) {
+        return refuse(view, PyExc_TypeError, "columns and slots must be 32 bits wide");
+    }
     if ((uint64_t)view->len < n * size) {
-        PyErr_Format(PyExc_ValueError, "a buffer of %zd bytes is too small for %llu items of %llu",
-                     view->len, (unsigned long long)n, (unsigned long long)size);
-        PyBuffer_Release(view);
-        return -1;
+        return refuse(view, PyExc_ValueError, "columns, slots and ids must have room for all");
     }
     return 0;
 }
@@ -275,15 +275,14 @@ static PyMethodDef methods[] = {
     {"set_raiser", set_raiser, METH_O, NULL},
     {NULL, NULL, 0, NULL}};
 
-#define FIELD(name) {name, NULL}
-/* clang-format off */
-static PyStructSequence_Field match_fields[] = {
-    FIELD("device_pages"), FIELD("hit_pages"), FIELD("structural_pages"), FIELD("limit_pages"),
-    FIELD("stop"), FIELD("node"), {NULL, NULL}};
-static PyStructSequence_Field insert_fields[] = {
-    FIELD("node"), FIELD("pages"), FIELD("existing"), FIELD("created"), FIELD("attached"),
-    FIELD("duplicates"), {NULL, NULL}};
-/* clang-format on */
+#define FIELDS(a, b, c, d, e, f)                                                                   \
+    {                                                                                              \
+        {a, 0}, {b, 0}, {c, 0}, {d, 0}, {e, 0}, {f, 0}, { NULL, NULL }                             \
+    }
+static PyStructSequence_Field match_fields[] =
+    FIELDS("device_pages", "hit_pages", "structural_pages", "limit_pages", "stop", "node");
+static PyStructSequence_Field insert_fields[] =
+    FIELDS("node", "pages", "existing", "created", "attached", "duplicates");
 static PyStructSequence_Desc match_desc = {"radix.Match", NULL, match_fields, 6};
 static PyStructSequence_Desc insert_desc = {"radix.Insert", NULL, insert_fields, 6};
 

@@ -6,13 +6,22 @@ from typing import Any, NamedTuple
 ffi: Any
 lib: Any
 
-class Match(NamedTuple):
-    device_pages: int
-    hit_pages: int
-    structural_pages: int
-    limit_pages: int
-    stop: int
-    node: int
+class Match(tuple[int, int, int, int, int, int]):
+    """A struct sequence: it is made from one tuple of all fields."""
+
+    def __new__(cls, fields: tuple[int, int, int, int, int, int], /) -> Match: ...
+    @property
+    def device_pages(self) -> int: ...
+    @property
+    def hit_pages(self) -> int: ...
+    @property
+    def structural_pages(self) -> int: ...
+    @property
+    def limit_pages(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def node(self) -> int: ...
 
 class Insert(NamedTuple):
     node: int

@@ -7,7 +7,8 @@ prefix, never another one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from radix import _native
 from radix._native import ffi, lib
 from radix.errors import CacheError, InvariantError, LeaseError
+from radix.keys import as_tokens
 from radix.plan import Cursor
 from radix.tier import Keys, Slots
 
@@ -104,13 +106,14 @@ class TreeCore:
         if page_bytes <= 0:
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
         self.page_bytes = page_bytes
+        self.check_ids = check_ids
         self.tiers = tiers
         self.groups = groups
         self.key_bytes = 16 if keep_keys else 0
         self.capsule = _native.tree_new(
             page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed
         )
-        self._tree = ffi.cast("rdx_tree *", _native.tree_address(self.capsule))
+        self.native = ffi.cast("rdx_tree *", _native.tree_address(self.capsule))
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
@@ -122,13 +125,15 @@ class TreeCore:
 
     def root(self, key: bytes | None = None) -> int:
         """A new, empty namespace whose first page key chains from ``key`` (16 bytes)."""
+        if key is not None and len(key) != 16:
+            raise ValueError(f"key must be 16 bytes, not {len(key)}")
         out = ffi.new("rdx_handle *")
-        raise_status(lib.rdx_root_new(self._tree, key if key is not None else ffi.NULL, out))
+        raise_status(lib.rdx_root_new(self.native, key if key is not None else ffi.NULL, out))
         return int(out[0])
 
     def drop_root(self, root: int) -> bool:
         """Removes an empty namespace; False while it has a child or a lease (I1)."""
-        status = lib.rdx_root_free(self._tree, root)
+        status = lib.rdx_root_free(self.native, root)
         if status == lib.RDX_EPINNED:
             return False
         raise_status(status)
@@ -144,6 +149,55 @@ class TreeCore:
         """
         return _native.tree_match(self.capsule, root, tokens, leave, readable)
 
+    def match_many(
+        self,
+        roots: Sequence[int],
+        prompts: Sequence[object],
+        leave: int = 1,
+        readable: int = 0xFFFFFFFF,
+    ) -> list[_native.Match]:
+        """``match`` for each of many prompts, walked in turns so that their cache misses overlap.
+
+        One root a prompt; otherwise as ``match``. Cost: the tokens compared, one crossing.
+        """
+        if len(roots) != len(prompts):
+            raise ValueError(f"roots must be one a prompt: {len(roots)} for {len(prompts)}")
+        width = self.page_bytes
+        views = [self._page_view(prompt) for prompt in prompts]
+        counts = [len(view) // width for view in views]
+        limits = [max(0, len(v) - 4 * leave) // width for v in views] if leave else counts
+        out = ffi.new("rdx_match[]", len(views))
+        pages = ffi.new("void *[]", views)
+        raise_status(
+            lib.rdx_tree_match_many(
+                self.native, len(views), list(roots), pages, counts, limits, readable, out
+            )
+        )
+        return [
+            _native.Match(
+                (
+                    m.device_pages,
+                    m.hit_pages,
+                    m.structural.pages,
+                    m.limit_pages,
+                    m.stop,
+                    m.structural.node,
+                )
+            )
+            for m in out
+        ]
+
+    def _page_view(self, prompt: object) -> Any:
+        """The bytes of a prompt, held as long as the view lives."""
+        if self.check_ids:
+            return ffi.from_buffer(as_tokens(prompt, "prompts").view(np.uint8))
+        view = ffi.from_buffer(prompt)
+        if len(view) % self.page_bytes:
+            raise ValueError(
+                f"keys must be whole pages of {self.page_bytes} bytes, not {len(view)}"
+            )
+        return view
+
     def _at(self, cursor: Cursor) -> object:
         at = self._cursor
         at.node = cursor.node
@@ -154,7 +208,7 @@ class TreeCore:
     def resolve(self, cursor: Cursor) -> Cursor:
         """The cursor as it stands now: shorter where what it named is gone."""
         out = ffi.new("rdx_cursor *")
-        lib.rdx_cursor_resolve(self._tree, self._at(cursor), out)
+        lib.rdx_cursor_resolve(self.native, self._at(cursor), out)
         return Cursor(cursor.root, int(out.node), int(out.pages))
 
     def lease(self, cursor: Cursor) -> tuple[int, int, int]:
@@ -175,13 +229,13 @@ class TreeCore:
 
     def move(self, lease: int, cursor: Cursor) -> int:
         """Moves a lease along its path; the new end is pinned first. Returns pages pinned."""
-        raise_status(lib.rdx_lease_move(self._tree, lease, self._at(cursor), self._u32))
+        raise_status(lib.rdx_lease_move(self.native, lease, self._at(cursor), self._u32))
         return int(self._u32[0])
 
     def lease_end(self, root: int, lease: int) -> Cursor:
         """Where a lease ends now."""
         out = ffi.new("rdx_cursor *")
-        raise_status(lib.rdx_lease_end(self._tree, lease, out))
+        raise_status(lib.rdx_lease_end(self.native, lease, out))
         return Cursor(root, int(out.node), int(out.pages))
 
     def insert(
@@ -219,7 +273,7 @@ class TreeCore:
         canonical = np.empty(len(slots), np.int32)
         raise_status(
             lib.rdx_slots_attach(
-                self._tree,
+                self.native,
                 self._at(cursor),
                 column,
                 first,
@@ -237,7 +291,7 @@ class TreeCore:
         out = np.empty(count, np.int32)
         raise_status(
             lib.rdx_slots_get(
-                self._tree,
+                self.native,
                 self._at(cursor),
                 column,
                 first,
@@ -252,7 +306,7 @@ class TreeCore:
         out = np.empty((count, 16), np.uint8)
         raise_status(
             lib.rdx_keys_get(
-                self._tree, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
+                self.native, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
             )
         )
         return out
@@ -262,14 +316,14 @@ class TreeCore:
         out = np.empty((count, self.page_bytes), np.uint8)
         raise_status(
             lib.rdx_pages_get(
-                self._tree, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
+                self.native, self._at(cursor), first, count, ffi.from_buffer("uint8_t[]", out)
             )
         )
         return out
 
     def drop(self, cursor: Cursor, column: int, page: int) -> int:
         """Takes one page out of a column (a corrupt block); its slot, or -1."""
-        raise_status(lib.rdx_slots_drop(self._tree, self._at(cursor), column, page, self._i32))
+        raise_status(lib.rdx_slots_drop(self.native, self._at(cursor), column, page, self._i32))
         return int(self._i32[0])
 
     def evict(self, column: int, slots: Slots, ids: Keys | None = None) -> int:
@@ -289,7 +343,7 @@ class TreeCore:
         """
         raise_status(
             lib.rdx_forget(
-                self._tree,
+                self.native,
                 self._at(cursor),
                 first,
                 column,
@@ -302,22 +356,36 @@ class TreeCore:
 
     def next_victim(self, column: int) -> int | None:
         """The stamp of the block that would go next, or None."""
-        stamp = int(lib.rdx_evict_peek(self._tree, column))
+        stamp = int(lib.rdx_evict_peek(self.native, column))
         return None if stamp == 0xFFFFFFFFFFFFFFFF else stamp
 
     def touch(self, cursor: Cursor) -> None:
         """Makes the path to ``cursor`` the most recently used."""
-        raise_status(lib.rdx_touch(self._tree, self._at(cursor)))
+        raise_status(lib.rdx_touch(self.native, self._at(cursor)))
 
     def restore(
         self, root: int, column: int, keys: Keys, parents: Keys, pages: Keys, slots: Slots
     ) -> npt.NDArray[np.bool_]:
-        """Links unordered records, oldest first; which were linked. Cost: the records."""
+        """Links unordered records, oldest first; which were linked. Cost: the records.
+
+        ``keys``, ``parents``: (n, 16) uint8; ``pages``: (n, page_bytes) uint8. The one call that
+        may stop half-way: after ``MemoryError`` the tree is sound but incomplete; drop it.
+        """
         count = len(slots)
+        for name, rows, width in (
+            ("keys", keys, 16),
+            ("parents", parents, 16),
+            ("pages", pages, self.page_bytes),
+        ):
+            if rows.dtype != np.uint8 or rows.shape != (count, width):
+                raise ValueError(
+                    f"{name} must be uint8 of shape ({count}, {width}), "
+                    f"not {rows.dtype} {rows.shape}"
+                )
         linked = np.zeros(count, np.uint8)
         raise_status(
             lib.rdx_tree_restore(
-                self._tree,
+                self.native,
                 root,
                 column,
                 count,
@@ -335,7 +403,7 @@ class TreeCore:
         """Every node under ``root``, depth first. Cost: the tree."""
         room = max(1, self.stats().nodes)
         out = ffi.new("rdx_node_view[]", room)
-        raise_status(lib.rdx_tree_nodes(self._tree, root, out, room, self._u32))
+        raise_status(lib.rdx_tree_nodes(self.native, root, out, room, self._u32))
         return [
             NodeView(v.node, v.parent, v.start, v.pages, v.protect, v.children)
             for v in out[0 : self._u32[0]]
@@ -343,26 +411,26 @@ class TreeCore:
 
     def interval(self, node: int, column: int) -> tuple[int, int]:
         """[lo, hi) of the pages of a node's edge that are resident in a column."""
-        raise_status(lib.rdx_node_interval(self._tree, node, column, self._u32, self._u32 + 1))
+        raise_status(lib.rdx_node_interval(self.native, node, column, self._u32, self._u32 + 1))
         return int(self._u32[0]), int(self._u32[1])
 
     def order(self, column: int) -> list[int]:
         """Nodes in list order, the next victim first. Cost: the list."""
         room = max(1, self.column_stats(column).listed)
         out = ffi.new("rdx_handle[]", room)
-        raise_status(lib.rdx_order_nodes(self._tree, column, out, room, self._u32))
+        raise_status(lib.rdx_order_nodes(self.native, column, out, room, self._u32))
         return list(out[0 : self._u32[0]])
 
     def stats(self) -> TreeStats:
         """Counters of the tree. Cost: O(1)."""
         out = ffi.new("rdx_tree_stats *")
-        lib.rdx_tree_get_stats(self._tree, out)
+        lib.rdx_tree_get_stats(self.native, out)
         return TreeStats(*(int(getattr(out, name)) for name in TreeStats._fields))
 
     def column_stats(self, column: int) -> ColumnStats:
         """Counters of a column. Cost: O(1)."""
         out = self._stats
-        lib.rdx_column_get_stats(self._tree, column, out)
+        lib.rdx_column_get_stats(self.native, column, out)
         return ColumnStats(int(out.resident), int(out.protected_blocks), int(out.listed))
 
     def check(self, *, device: bool = True) -> None:
@@ -371,7 +439,7 @@ class TreeCore:
         ``device``: tier 0 may have no holes (I21). Cost: the whole tree.
         """
         what = ffi.new("char[256]")
-        status = lib.rdx_check(self._tree, int(device), what, 256)
+        status = lib.rdx_check(self.native, int(device), what, 256)
         if status == lib.RDX_EINVARIANT:
             name, _, text = ffi.string(what).decode().partition(": ")
             raise InvariantError(name, text)

@@ -191,6 +191,7 @@ typedef struct rdx_tree rdx_tree;
 typedef uint64_t rdx_handle; /* generation << 32 | index; 0 is no node */
 
 #define RDX_MAX_COLUMNS 64
+#define RDX_MAX_TIERS 32 /* a set of tiers is a mask of 32 bits */
 #define RDX_NO_SLOT (-1)
 
 /* Where a match ended: `pages` pages from the root, inside or at the end of `node`. */
@@ -335,8 +336,9 @@ void rdx_column_get_stats(const rdx_tree *tree, uint32_t column, rdx_column_stat
 
 /* Rebuilds paths from unordered records (a reopened disk): n records with keys, parents (16 bytes
  * each), pages (page_bytes each) and slots; ids ascend with age of insertion. A record whose
- * parent is neither `root_key` nor another record, or whose key is not the key of its page under
- * its parent, is not linked: linked[i] = 0. Cost: n. */
+ * parent is neither `root_key` nor another record, whose key is not the key of its page under its
+ * parent, or in whose place another block stands, is not linked: linked[i] = 0. The one call that
+ * may stop half-way: after RDX_ENOMEM the tree is sound, but holds only a part. Cost: n. */
 int rdx_tree_restore(rdx_tree *tree, rdx_handle root, uint32_t column, uint32_t n,
                      const uint8_t *keys, const uint8_t *parents, const void *pages,
                      const int32_t *slots, uint8_t *linked, uint32_t *nlinked);
@@ -352,17 +354,24 @@ int rdx_flat_slots(const rdx_tree *tree, const rdx_handle *nodes, uint32_t n, ui
                    int32_t *out);
 /* A lease for each node; all or nothing (RDX_ESTALE if one is gone). */
 int rdx_flat_lease(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint64_t *leases);
-/* Releases n leases, in the given order, the last being the most recent. All or
- * nothing: RDX_ELEASE if one is not held or stands twice. */
-int rdx_flat_release(rdx_tree *tree, const uint64_t *leases, uint32_t n);
+/* Releases n leases, in the given order; stamp as in rdx_lease_release, the last being the most
+ * recent. All or nothing: RDX_ELEASE if one is not held or stands twice. */
+int rdx_flat_release(rdx_tree *tree, const uint64_t *leases, uint32_t n, int stamp);
 /* Inserts keys with a slot each in one column; canonical as in insert. */
 int rdx_flat_insert(rdx_tree *tree, rdx_handle root, const void *keys, uint32_t n, uint32_t column,
+                    const int32_t *slots, int32_t *canonical);
+/* Gives nodes that are there a slot each in one column (a finished copy) and stamps nothing;
+ * canonical as in insert. RDX_ESTALE if one is gone: nothing changed. */
+int rdx_flat_attach(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint32_t column,
                     const int32_t *slots, int32_t *canonical);
 /* Stamps the nodes that are there, in the given order. */
 int rdx_flat_touch(rdx_tree *tree, const rdx_handle *nodes, uint32_t n);
 /* Takes the block of each node out of a column; slots receives them (RDX_NO_SLOT if not there). */
 int rdx_flat_drop(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint32_t column,
                   int32_t *slots);
+/* As rdx_evict in a tree of flat stores; roots[i] tells the namespace of block i. Room for n. */
+int rdx_flat_evict(rdx_tree *tree, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
+                   rdx_handle *roots, uint32_t *freed);
 
 /* ---------------------------------------------------------------- iteration and checks */
 typedef struct rdx_node_view {

@@ -33,6 +33,9 @@ static int check_place(const report *r, uint32_t i) {
         if (x->parent != NIL || x->len != 0 || x->start != 0 || x->root != i || x->buf) {
             return broken(r, "I1: root %u has a parent, a key or a position", i);
         }
+        if (x->off >= t->root_key_used || t->root_keys[x->off].node != i) {
+            return broken(r, "I1: root %u has lost the key that its pages chain from", i);
+        }
         return RDX_OK;
     }
     if (!is_live(t, x->parent)) {
@@ -78,27 +81,53 @@ static int check_children(const report *r, uint32_t i, uint64_t *linked, const u
     return RDX_OK;
 }
 
-static int check_buffer(const report *r, uint32_t i) {
+/* I4, I12: the nodes that share a buffer, once for each buffer. seen[j]: j was met on a ring. */
+static int check_buffer(const report *r, uint32_t i, uint8_t *seen, rdx_tree_stats *sum) {
     const rdx_tree *t = r->t;
     const node *x = node_at(t, i);
-    if (x->flags & NODE_ROOT) {
+    if (x->flags & NODE_ROOT || seen[i]) {
         return RDX_OK;
     }
+    sum->buffers++;
+    sum->bytes += sizeof(buffer) + (uint64_t)x->buf->cap * t->row_bytes;
     uint64_t live = 0;
     uint32_t refs = 0;
     uint32_t j = i;
     do {
         const node *y = node_at(t, j);
-        if (!is_live(t, j) || y->buf != x->buf || y->off + y->len > y->buf->used ||
-            node_at(t, y->buf_next)->buf_prev != j || ++refs > t->live_nodes) {
+        if (!is_live(t, j) || y->buf != x->buf || y->off + y->len > y->buf->used || seen[j] ||
+            y->buf_next >= t->node_used || node_at(t, y->buf_next)->buf_prev != j) {
             return broken(r, "I4: the buffer ring of node %u is broken at %u", i, j);
         }
+        seen[j] = 1;
+        refs++;
         live += y->len;
         j = y->buf_next;
     } while (j != i);
     if (refs != x->buf->refs || live != x->buf->live || x->buf->used > x->buf->cap) {
         return broken(r, "I12: the buffer of node %u counts %u nodes and %u pages, not %u and %u",
                       i, x->buf->refs, x->buf->live, refs, (uint32_t)live);
+    }
+    return RDX_OK;
+}
+
+/* I5: the keys of an edge chain from the end of the path above. */
+static int check_keys(const report *r, uint32_t i) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    if (x->flags & NODE_ROOT || !t->key_bytes) {
+        return RDX_OK;
+    }
+    const node *p = node_at(t, x->parent);
+    const uint8_t *above = p->flags & NODE_ROOT ? rdx_root_key(t, x->parent)
+                                                : keys_at(t, p) + (size_t)(p->len - 1) * 16;
+    for (uint32_t k = 0; k < x->len; k++) {
+        uint8_t key[16];
+        rdx_keys_chain(above, pages_at(t, x) + (size_t)k * t->page_bytes, 1, t->page_bytes, key);
+        above = keys_at(t, x) + (size_t)k * 16;
+        if (memcmp(key, above, 16) != 0) {
+            return broken(r, "I5: the key of page %u of node %u is not of its path", k, i);
+        }
     }
     return RDX_OK;
 }
@@ -189,7 +218,46 @@ static int check_contiguous(const report *r, uint32_t i, uint32_t column) {
     return RDX_OK;
 }
 
-static int check_nodes(const report *r, const uint32_t *pins, order_list *sums, uint32_t device) {
+/* I4: what no node uses hangs together too, so that nothing is lost. */
+static int check_free(const report *r, const rdx_tree_stats *sum) {
+    const rdx_tree *t = r->t;
+    uint64_t count = 0;
+    for (uint32_t i = t->node_free; i != NIL; i = node_at(t, i)->parent) {
+        if (i >= t->node_used || is_live(t, i) || ++count > t->node_used) {
+            return broken(r, "I4: the chain of free nodes is broken at %u", i);
+        }
+    }
+    if (count + t->live_nodes != t->node_used) {
+        return broken(r, "I4: %u nodes are free, %u live, %u were made", (uint32_t)count,
+                      (uint32_t)t->live_nodes, t->node_used);
+    }
+    count = 0;
+    for (uint32_t k = t->lease_free; k != NIL; k = t->leases[k].next_free) {
+        if (k >= t->lease_used || t->leases[k].node != NIL || ++count > t->lease_used) {
+            return broken(r, "I14: the chain of free leases is broken at %u", k);
+        }
+    }
+    if (count + t->live_leases != t->lease_used) {
+        return broken(r, "I14: %u leases are free, %u out, %u were made", (uint32_t)count,
+                      (uint32_t)t->live_leases, t->lease_used);
+    }
+    if (sum->buffers != t->buffers || sum->bytes != t->buffer_bytes) {
+        return broken(r, "I12: %u buffers of %u bytes are counted, nodes name %u of %u",
+                      (uint32_t)t->buffers, (uint32_t)t->buffer_bytes, (uint32_t)sum->buffers,
+                      (uint32_t)sum->bytes);
+    }
+    return RDX_OK;
+}
+
+/* What the walks gather, to be held against the running values. */
+typedef struct sums {
+    uint32_t *pins;
+    order_list *lists;
+    uint8_t *seen;
+    rdx_tree_stats tree;
+} sums;
+
+static int check_nodes(const report *r, sums *s, uint32_t device) {
     const rdx_tree *t = r->t;
     uint64_t linked = t->roots;
     uint64_t live = 0;
@@ -201,9 +269,10 @@ static int check_nodes(const report *r, const uint32_t *pins, order_list *sums, 
         live++;
         pages += node_at(t, i)->len;
         int status = check_place(r, i);
-        status = status ? status : check_children(r, i, &linked, pins);
-        status = status ? status : check_buffer(r, i);
-        status = status ? status : check_cells(r, i, sums);
+        status = status ? status : check_children(r, i, &linked, s->pins);
+        status = status ? status : check_buffer(r, i, s->seen, &s->tree);
+        status = status ? status : check_keys(r, i);
+        status = status ? status : check_cells(r, i, s->lists);
         for (uint32_t g = 0; device && g < t->groups && status == RDX_OK; g++) {
             status = check_contiguous(r, i, g * t->tiers);
         }
@@ -225,9 +294,10 @@ static int check_nodes(const report *r, const uint32_t *pins, order_list *sums, 
 
 static int check_all(const report *r, uint32_t device) {
     const rdx_tree *t = r->t;
-    uint32_t *pins = rdx_calloc(t->node_used + 1, sizeof(uint32_t));
-    order_list *sums = rdx_calloc(t->columns + 1, sizeof(order_list));
-    int status = pins && sums ? RDX_OK : RDX_ENOMEM;
+    sums s = {.pins = rdx_calloc((size_t)t->node_used + 1, sizeof(uint32_t)),
+              .lists = rdx_calloc((size_t)t->columns + 1, sizeof(order_list)),
+              .seen = rdx_calloc((size_t)t->node_used + 1, 1)};
+    int status = s.pins && s.lists && s.seen ? RDX_OK : RDX_ENOMEM;
     uint64_t leases = 0;
     for (uint32_t k = 0; k < t->lease_used && status == RDX_OK; k++) {
         if (t->leases[k].node == NIL) {
@@ -237,7 +307,7 @@ static int check_all(const report *r, uint32_t device) {
         if (!is_live(t, t->leases[k].node)) {
             status = broken(r, "I14: lease %u names a node that is gone", k);
         } else {
-            pins[t->leases[k].node]++;
+            s.pins[t->leases[k].node]++;
         }
     }
     if (status == RDX_OK && leases != t->live_leases) {
@@ -245,13 +315,17 @@ static int check_all(const report *r, uint32_t device) {
                         (uint32_t)t->live_leases);
     }
     if (status == RDX_OK) {
-        status = check_nodes(r, pins, sums, device);
+        status = check_nodes(r, &s, device);
+    }
+    if (status == RDX_OK) {
+        status = check_free(r, &s.tree);
     }
     for (uint32_t c = 0; c < t->columns && status == RDX_OK; c++) {
-        status = check_list(r, c, &sums[c]);
+        status = check_list(r, c, &s.lists[c]);
     }
-    rdx_free_mem(pins);
-    rdx_free_mem(sums);
+    rdx_free_mem(s.pins);
+    rdx_free_mem(s.lists);
+    rdx_free_mem(s.seen);
     return status;
 }
 

@@ -123,8 +123,7 @@ static void append_in_place(rdx_tree *t, uint32_t i, const uint8_t *run, uint32_
     }
 }
 
-static uint32_t append_child(rdx_tree *t, uint32_t parent, const uint8_t *run, uint32_t n,
-                             buffer *b) {
+uint32_t rdx_child_append(rdx_tree *t, uint32_t parent, const uint8_t *run, uint32_t n, buffer *b) {
     uint32_t i = rdx_node_new(t);
     node *x = node_at(t, i);
     const node *p = node_at(t, parent);
@@ -220,7 +219,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
     if (p.in_place) {
         append_in_place(t, end, fresh, p.fresh, p.room);
     } else if (p.fresh) {
-        end = append_child(t, rdx_end_node(t, end, p.w.pages), fresh, p.fresh, p.room);
+        end = rdx_child_append(t, rdx_end_node(t, end, p.w.pages), fresh, p.fresh, p.room);
     } else {
         end = rdx_end_node(t, end, p.w.pages);
     }

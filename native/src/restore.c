@@ -9,12 +9,16 @@ typedef struct links {
     uint32_t *index;  /* key -> record */
     uint32_t *first;  /* first child of a record, [n] is the root's */
     uint32_t *next;   /* next child of the same parent */
-    uint32_t *parent; /* record, n for the root, NIL for none */
+    uint32_t *parent; /* record, n for the root, NIL for none; TIP once it ended a path */
     uint32_t *stack;
     rdx_cursor *ends; /* of the run that ends with this record */
     uint8_t *pages;   /* one run */
     int32_t *slots;
+    int32_t *kept; /* the slots that count for it */
+    uint32_t *run; /* its records */
 } links;
+
+#define TIP (NIL - 1)
 
 static void links_free(links *l) {
     rdx_free_mem(l->index);
@@ -25,6 +29,8 @@ static void links_free(links *l) {
     rdx_free_mem(l->ends);
     rdx_free_mem(l->pages);
     rdx_free_mem(l->slots);
+    rdx_free_mem(l->kept);
+    rdx_free_mem(l->run);
 }
 
 static int links_new(links *l, uint32_t n, uint32_t page_bytes) {
@@ -41,8 +47,10 @@ static int links_new(links *l, uint32_t n, uint32_t page_bytes) {
     l->ends = rdx_malloc((size_t)n * sizeof(rdx_cursor));
     l->pages = rdx_malloc((size_t)n * page_bytes);
     l->slots = rdx_malloc((size_t)n * 4);
+    l->kept = rdx_malloc((size_t)n * 4);
+    l->run = rdx_malloc((size_t)n * 4);
     if (!l->index || !l->first || !l->next || !l->parent || !l->stack || !l->ends || !l->pages ||
-        !l->slots) {
+        !l->slots || !l->kept || !l->run) {
         links_free(l);
         return RDX_ENOMEM;
     }
@@ -104,13 +112,13 @@ static void join_records(links *l, uint32_t n, const uint8_t *keys, const uint8_
 
 /* Takes the run that begins with record i: as long as there is exactly one child. */
 static uint32_t gather_run(links *l, const rdx_tree *t, uint32_t i, const uint8_t *pages,
-                           const int32_t *slots, uint8_t *linked, uint32_t *length) {
+                           const int32_t *slots, uint32_t *length) {
     *length = 0;
     for (;;) {
         memcpy(l->pages + (size_t)*length * t->page_bytes, pages + (size_t)i * t->page_bytes,
                t->page_bytes);
         l->slots[*length] = slots[i];
-        linked[i] = 1;
+        l->run[*length] = i;
         (*length)++;
         uint32_t child = l->first[i];
         if (child == NIL || l->next[child] != NIL) {
@@ -146,26 +154,30 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     for (uint32_t i = l.first[n]; i != NIL; i = l.next[i]) {
         l.stack[top++] = i;
     }
-    uint8_t *leaf = linked; /* 2: a run ends here without a child */
     while (top && status == RDX_OK) {
         uint32_t i = l.stack[--top];
         rdx_cursor from = l.parent[i] == n ? (rdx_cursor){root, root, 0} : l.ends[l.parent[i]];
         uint32_t length;
-        uint32_t last = gather_run(&l, t, i, pages, slots, linked, &length);
+        uint32_t last = gather_run(&l, t, i, pages, slots, &length);
         rdx_insert result;
-        status = rdx_tree_insert(t, from, l.pages, length, &column, 1, l.slots, NULL, 0, &result);
+        status = rdx_tree_insert(t, from, l.pages, length, &column, 1, l.slots, l.kept, 0, &result);
+        if (status != RDX_OK) {
+            break;
+        }
+        for (uint32_t k = 0; k < length; k++) {
+            linked[l.run[k]] = l.kept[k] == l.slots[k];
+            *nlinked += linked[l.run[k]];
+        }
         l.ends[last] = result.end;
-        leaf[last] = l.first[last] == NIL ? 2 : 1;
+        l.parent[last] = l.first[last] == NIL ? TIP : l.parent[last];
         for (uint32_t c = l.first[last]; c != NIL; c = l.next[c]) {
             l.stack[top++] = c;
         }
     }
     for (uint32_t i = 0; i < n && status == RDX_OK; i++) {
-        if (linked[i] == 2) {
+        if (l.parent[i] == TIP) {
             rdx_touch(t, l.ends[i]);
-            linked[i] = 1;
         }
-        *nlinked += linked[i];
     }
     links_free(&l);
     return status;

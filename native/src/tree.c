@@ -142,7 +142,7 @@ buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
     return b;
 }
 
-static void buffer_free(rdx_tree *t, buffer *b) {
+void rdx_buffer_free(rdx_tree *t, buffer *b) {
     t->buffers--;
     t->buffer_bytes -= sizeof(buffer) + (size_t)b->cap * t->row_bytes;
     rdx_free_mem(b);
@@ -182,7 +182,7 @@ void rdx_buffer_leave(rdx_tree *t, uint32_t i) {
     node_at(t, x->buf_next)->buf_prev = x->buf_prev;
     b->live -= x->len;
     if (--b->refs == 0) {
-        buffer_free(t, b);
+        rdx_buffer_free(t, b);
     }
     x->buf = NULL;
 }
@@ -208,7 +208,7 @@ static void buffer_compact(rdx_tree *t, uint32_t mate) {
     } while (i != mate);
     b->live = b->used;
     b->refs = old->refs;
-    buffer_free(t, old);
+    rdx_buffer_free(t, old);
     t->compactions++;
 }
 
@@ -376,6 +376,7 @@ int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out) {
     *out = NULL;
     uint64_t columns = (uint64_t)config->groups * config->tiers;
     if (config->page_bytes == 0 || config->page_bytes > 1u << 20 || columns > RDX_MAX_COLUMNS ||
+        config->tiers > RDX_MAX_TIERS || (config->groups == 0) != (config->tiers == 0) ||
         (config->key_bytes != 0 && config->key_bytes != 16) ||
         (config->check_ids && config->page_bytes % 4)) {
         return RDX_EARG;
@@ -468,6 +469,7 @@ int rdx_root_new(rdx_tree *t, const uint8_t *key, rdx_handle *out) {
     node *x = node_at(t, i);
     x->flags |= NODE_ROOT;
     x->root = i;
+    x->off = t->root_key_used;
     struct root_key *k = &t->root_keys[t->root_key_used++];
     k->node = i;
     memset(k->key, 0, 16);
@@ -480,12 +482,7 @@ int rdx_root_new(rdx_tree *t, const uint8_t *key, rdx_handle *out) {
 }
 
 const uint8_t *rdx_root_key(const rdx_tree *t, uint32_t root) {
-    for (uint32_t k = 0; k < t->root_key_used; k++) {
-        if (t->root_keys[k].node == root) {
-            return t->root_keys[k].key;
-        }
-    }
-    return NULL;
+    return t->root_keys[node_at(t, root)->off].key;
 }
 
 int rdx_root_free(rdx_tree *t, rdx_handle root) {
@@ -496,12 +493,9 @@ int rdx_root_free(rdx_tree *t, rdx_handle root) {
     if (node_at(t, i)->first_child != NIL || node_at(t, i)->protect) {
         return RDX_EPINNED;
     }
-    for (uint32_t k = 0; k < t->root_key_used; k++) {
-        if (t->root_keys[k].node == i) {
-            t->root_keys[k] = t->root_keys[--t->root_key_used];
-            break;
-        }
-    }
+    uint32_t k = node_at(t, i)->off;
+    t->root_keys[k] = t->root_keys[--t->root_key_used];
+    node_at(t, t->root_keys[k].node)->off = k;
     if (t->observer.remove) {
         t->observer.remove(t->observer.self, i);
     }
@@ -563,18 +557,36 @@ void rdx_unpin(rdx_tree *t, uint32_t i) {
     }
 }
 
-static int lease_room(rdx_tree *t) {
-    if (t->lease_free != NIL || t->lease_used < t->lease_cap) {
+int rdx_lease_room(rdx_tree *t, uint32_t more) {
+    uint64_t need = t->live_leases + more;
+    if (need <= t->lease_cap) {
         return RDX_OK;
     }
-    uint32_t cap = t->lease_cap ? t->lease_cap * 2 : 16;
-    lease_slot *leases = rdx_realloc(t->leases, cap * sizeof(*leases));
+    uint64_t cap = t->lease_cap ? t->lease_cap : 16;
+    while (cap < need) {
+        cap *= 2;
+    }
+    lease_slot *leases = cap < NIL ? rdx_realloc(t->leases, cap * sizeof(*leases)) : NULL;
     if (!leases) {
         return RDX_ENOMEM;
     }
     t->leases = leases;
-    t->lease_cap = cap;
+    t->lease_cap = (uint32_t)cap;
     return RDX_OK;
+}
+
+uint64_t rdx_lease_put(rdx_tree *t, uint32_t i) {
+    rdx_pin(t, i);
+    uint32_t slot = t->lease_free;
+    if (slot != NIL) {
+        t->lease_free = t->leases[slot].next_free;
+    } else {
+        slot = t->lease_used++;
+        t->leases[slot].gen = 1;
+    }
+    t->leases[slot].node = i;
+    t->live_leases++;
+    return (uint64_t)t->leases[slot].gen << 32 | slot;
 }
 
 lease_slot *rdx_lease_of(const rdx_tree *t, uint64_t lease) {
@@ -597,7 +609,7 @@ uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages) {
 int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end) {
     int status = rdx_make_room(t, 1);
     if (status == RDX_OK) {
-        status = lease_room(t);
+        status = rdx_lease_room(t, 1);
     }
     if (status != RDX_OK) {
         return status;
@@ -609,17 +621,7 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end)
         return RDX_ESTALE;
     }
     i = rdx_end_node(t, i, depth);
-    rdx_pin(t, i);
-    uint32_t slot = t->lease_free;
-    if (slot != NIL) {
-        t->lease_free = t->leases[slot].next_free;
-    } else {
-        slot = t->lease_used++;
-        t->leases[slot].gen = 1;
-    }
-    t->leases[slot].node = i;
-    t->live_leases++;
-    *lease = (uint64_t)t->leases[slot].gen << 32 | slot;
+    *lease = rdx_lease_put(t, i);
     *end = cursor_at(t, i, depth);
     return RDX_OK;
 }

@@ -119,7 +119,7 @@ struct rdx_tree {
     uint32_t lease_used;
     uint32_t lease_free;
     uint64_t live_leases;
-    /* keys of the roots, by node index, in a small list */
+    /* keys of the roots; a root's `off` is its place here */
     struct root_key {
         uint32_t node;
         uint8_t key[16];
@@ -189,11 +189,18 @@ buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap);
 void rdx_buffer_copy(const rdx_tree *t, buffer *to, uint32_t to_off, const buffer *from,
                      uint32_t from_off, uint32_t n);
 void rdx_buffer_leave(rdx_tree *t, uint32_t i);
+void rdx_buffer_free(rdx_tree *t, buffer *b);
 /* Puts node i into the ring of nodes that share a buffer with `mate` (NIL: alone). */
 void rdx_ring_add(rdx_tree *t, uint32_t i, uint32_t mate);
 uint32_t rdx_node_new(rdx_tree *t);
+/* A new child of `parent` with n pages in the empty buffer b. Needs room for a node. */
+uint32_t rdx_child_append(rdx_tree *t, uint32_t parent, const uint8_t *run, uint32_t n, buffer *b);
 void rdx_child_link(rdx_tree *t, uint32_t parent, uint32_t i);
 void rdx_table_add(rdx_tree *t, uint32_t i);
+/* Room for `more` leases, so that rdx_lease_put can't fail. */
+int rdx_lease_room(rdx_tree *t, uint32_t more);
+/* A new lease on the path that ends with node i. */
+uint64_t rdx_lease_put(rdx_tree *t, uint32_t i);
 lease_slot *rdx_lease_of(const rdx_tree *t, uint64_t lease);
 void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to);
 /* Makes `pages` the end of a node: splits where it lies inside an edge. Needs room for a node. */
