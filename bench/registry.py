@@ -1,0 +1,10 @@
+"""All benchmarks by name, in the order in which a run goes through them."""
+
+from __future__ import annotations
+
+from bench import tree
+from bench.measure import Benchmark
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark for module in (tree,) for benchmark in module.BENCHMARKS
+}

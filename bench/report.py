@@ -1,0 +1,141 @@
+"""A run as JSON, as lines for people, and as the table of the README.
+
+Kept here: the digest of a benchmark covers its parameters and what it counted, never a time; the
+three forms show the same medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.measure import LIMIT, Benchmark, Outcome, Sizes, Target, digest
+
+SCHEMA_VERSION = 1
+Json = dict[str, Any]
+
+
+def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Json:
+    """One benchmark's part of the report."""
+    return {
+        "name": benchmark.name,
+        "title": benchmark.title,
+        "parameters": dict(sizes),
+        "facts": dict(outcome.facts),
+        "digest": digest([benchmark.name, dict(sizes), dict(outcome.facts)]),
+        "rows": [
+            {
+                "name": row.name,
+                "subject": row.subject,
+                "unit": row.unit,
+                "median": _short(row.median),
+                "samples": [_short(sample) for sample in row.samples],
+            }
+            for row in outcome.rows
+        ],
+        "ratios": [
+            {
+                "name": each.name,
+                "to": each.to,
+                "median": _short(each.median),
+                "samples": [_short(sample) for sample in each.samples],
+            }
+            for each in outcome.ratios
+        ],
+        "targets": [_target(target, outcome) for target in outcome.targets],
+    }
+
+
+def skipped_block(benchmark: Benchmark, reason: str) -> Json:
+    """The part of a benchmark that could not run."""
+    return {"name": benchmark.name, "title": benchmark.title, "skipped": reason}
+
+
+def report_block(
+    machine: Mapping[str, Any], versions: Mapping[str, str], blocks: Sequence[Json], smoke: bool
+) -> Json:
+    """The whole report."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "smoke": smoke,
+        "machine": dict(machine),
+        "versions": dict(versions),
+        "digest": digest([block["digest"] for block in blocks if "digest" in block]),
+        "benchmarks": list(blocks),
+    }
+
+
+def _target(target: Target, outcome: Outcome) -> Json:
+    found = {row.name: row.median for row in outcome.rows}
+    found |= {f"{each.name} / {each.to}": each.median for each in outcome.ratios}
+    value = found[target.name]
+    return {
+        "name": target.name,
+        "bound": target.bound,
+        "value": target.value,
+        "found": _short(value),
+        "reached": target.holds(value),
+    }
+
+
+def _short(value: float) -> float:
+    """Five digits: more say nothing and make the kept results change for nothing."""
+    return float(f"{value:.5g}")
+
+
+def lines_of(block: Json) -> list[str]:
+    """One benchmark for people."""
+    if "skipped" in block:
+        return [f"{block['name']}: skipped: {block['skipped']}"]
+    lines = [f"{block['name']}: {block['title']}  [digest {block['digest']}]"]
+    for row in block["rows"]:
+        samples = row["samples"]
+        spread = f"  ({min(samples):.5g} to {max(samples):.5g})" if len(samples) > 1 else ""
+        lines.append(
+            f"  {row['name']:<48} {row['median']:>10.5g} {row['unit']:<12}"
+            f" {row['subject']:<6}{spread}"
+        )
+    lines += [
+        f"  {each['name']} / {each['to']}: {statistics.median(each['samples']):.3g}"
+        for each in block["ratios"]
+    ]
+    lines += [
+        f"  {'reached' if each['reached'] else 'MISSED '} {each['name']}: {each['found']:.5g}, "
+        f"{each['bound']} {each['value']:g}"
+        for each in block["targets"]
+    ]
+    return lines
+
+
+def markdown_of(report: Json) -> str:
+    """The table of the README: our rows with their target, and what stands beside them."""
+    lines = [
+        "| benchmark | figure | median | unit | whose | target | reached |",
+        "|---|---|---:|---|---|---|---|",
+    ]
+    for block in report["benchmarks"]:
+        if "skipped" in block:
+            lines.append(f"| {block['name']} | skipped: {block['skipped']} | | | | | |")
+            continue
+        targets = {each["name"]: each for each in block["targets"]}
+        for row in block["rows"]:
+            whose = row["subject"] if row["subject"] != LIMIT else "the limit"
+            lines.append(
+                _markdown_row(
+                    block["name"], row["name"], row["median"], row["unit"], whose, targets
+                )
+            )
+        for each in block["ratios"]:
+            name = f"{each['name']} / {each['to']}"
+            lines.append(_markdown_row(block["name"], name, each["median"], "ratio", "", targets))
+    return "\n".join(lines)
+
+
+def _markdown_row(
+    benchmark: str, name: str, median: float, unit: str, whose: str, targets: dict[str, Json]
+) -> str:
+    target = targets.get(name)
+    wanted = f"{target['bound']} {target['value']:g}" if target else ""
+    reached = ("yes" if target["reached"] else "**no**") if target else ""
+    return f"| {benchmark} | {name} | {median:.4g} | {unit} | {whose} | {wanted} | {reached} |"
