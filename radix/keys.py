@@ -5,7 +5,9 @@ chain of xxh3-128 page keys. Golden vectors in the tests pin both encodings (C26
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +35,26 @@ class Namespace:
     salt: bytes = b""
     content: bytes = b""
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if type(value) is not type(item.default):
+                raise TypeError(
+                    f"{item.name} must be {type(item.default).__name__}, not {type(value).__name__}"
+                )
+
     def canonical(self) -> bytes:
         """Tagged, length-prefixed bytes: equal only for equal namespaces. Cost: their length."""
         out = [b"radix-ns-1"]
         for item in fields(self):
             value = getattr(self, item.name)
-            raw = value.encode() if isinstance(value, str) else bytes(value)
+            raw = value.encode() if isinstance(value, str) else value
             out.append(_TAGS[item.name] + len(raw).to_bytes(4, "big") + raw)
         return b"".join(out)
 
 
 def root_key(canonical: bytes) -> bytes:
-    """The 16 bytes from which the first page key of a namespace chains."""
+    """The 16 bytes from which the first page key of a namespace chains. Cost: its length."""
     out = ffi.new("uint8_t[16]")
     lib.rdx_xxh3_128(canonical, len(canonical), out)
     return bytes(ffi.buffer(out))
@@ -53,9 +63,15 @@ def root_key(canonical: bytes) -> bytes:
 def page_keys(parent: bytes, tokens: Tokens, page_tokens: int) -> npt.NDArray[np.uint8]:
     """Chained keys of the full pages of ``tokens``: (pages, 16) uint8. Cost: the tokens.
 
-    key[i] = xxh3_128(key[i-1] || tokens of page i as int32 little endian), key[-1] = ``parent``.
+    key[i] = xxh3_128(key[i-1] || tokens of page i as int32 little endian), key[-1] = ``parent``
+    (16 bytes). ``ValueError`` for ids outside [0, 2^31).
     """
+    if page_tokens < 1:
+        raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+    if len(parent) != 16:
+        raise ValueError(f"parent must be 16 bytes, not {len(parent)}")
     tokens = as_tokens(tokens)
+    check_range(tokens)
     pages = len(tokens) // page_tokens
     out = np.empty((pages, 16), np.uint8)
     if pages:
@@ -72,10 +88,16 @@ def page_keys(parent: bytes, tokens: Tokens, page_tokens: int) -> npt.NDArray[np
 def as_tokens(tokens: object, name: str = "tokens") -> Tokens:
     """Any sequence of token ids as a one-dimensional, C-contiguous int32 array.
 
-    int32 buffers pass without a copy. Other integers are converted once; ids outside [0, 2^31)
-    raise ``ValueError``, what is not integers raises ``TypeError``; both name ``name``.
+    int32 buffers pass without a copy, and their ids unread. Other integers are converted once; ids
+    outside [0, 2^31) raise ``ValueError``, what is not integers raises ``TypeError``; both name
+    ``name``.
     """
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a flat sequence of integers: {error}") from error
+    if array.dtype.kind in "Of" and isinstance(tokens, list | tuple):
+        array = _wide(tokens, array)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, not {array.ndim}")
     if array.size == 0:
@@ -88,7 +110,15 @@ def as_tokens(tokens: object, name: str = "tokens") -> Tokens:
     return np.ascontiguousarray(array)
 
 
-def check_range(array: npt.NDArray[np.integer[npt.NBitBase]], name: str = "tokens") -> None:
+def _wide(tokens: Sequence[object], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers of which some fit no machine integer, each of those as the next one out of range."""
+    numbers = [item for item in tokens if isinstance(item, int)]
+    if len(numbers) < len(tokens):
+        return array
+    return np.array([min(max(item, -1), TOKEN_LIMIT) for item in numbers], np.int64)
+
+
+def check_range(array: npt.NDArray[np.integer[Any]], name: str = "tokens") -> None:
     """``ValueError`` for the first id outside [0, 2^31); names it and its index. Cost: the ids."""
     if array.size and (int(array.min()) < 0 or int(array.max()) >= TOKEN_LIMIT):
         wrong = np.flatnonzero((array < 0) | (array >= TOKEN_LIMIT))[0]
