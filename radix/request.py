@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from radix.errors import TierError
 from radix.events import Event, RequestState
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class Request:
     """One request, from ``PrefixCache.admit`` to RELEASED.
 
-    Ask: ``state``, ``hit_tokens``, ``slots``, ``tokens``. Tell: ``wait``, ``append``, ``computed``,
-    ``finish``, ``abort``; borrowed slots: ``lend``.
+    Ask: ``state``, ``hit_tokens``, ``loaded``, ``slots``, ``tokens``. Tell: ``wait``, ``append``,
+    ``computed``, ``finish``, ``abort``; borrowed slots: ``lend``.
     """
 
     __slots__ = ("_cache", "_work")
@@ -71,6 +72,12 @@ class Request:
         counts.
         """
         return self._work.table[group].copy()
+
+    def loaded(self, group: int = 0) -> npt.NDArray[np.bool_]:
+        """For each page of the hit as admitted, whether a lower tier's block arrived for this
+        request. A copy; final once RUNNING.
+        """
+        return self._work.ready[group].copy()
 
     def wait(self, timeout_s: float = 30.0) -> list[Event]:
         """Polls the cache until this request runs; the events meanwhile. Blocks.
