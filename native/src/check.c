@@ -89,7 +89,7 @@ static int check_buffer(const report *r, uint32_t i, uint8_t *seen, rdx_tree_sta
         return RDX_OK;
     }
     sum->buffers++;
-    sum->bytes += sizeof(buffer) + (uint64_t)x->buf->cap * t->row_bytes;
+    sum->bytes += rdx_buffer_bytes(t, x->buf->cap);
     uint64_t live = 0;
     uint32_t refs = 0;
     uint32_t j = i;

@@ -20,16 +20,34 @@ static uint64_t shared_scalar(const uint8_t *a, const uint8_t *b, uint64_t n) {
 
 #if RDX_HAVE_AVX2
 #include <immintrin.h>
+#define STREAM 4096
+
+static inline RDX_TARGET_AVX2 __m256i differ_avx2(const uint8_t *a, const uint8_t *b) {
+    const __m256i *p = (const __m256i *)(const void *)a;
+    const __m256i *q = (const __m256i *)(const void *)b;
+    __m256i x0 = _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(q));
+    __m256i x1 = _mm256_xor_si256(_mm256_loadu_si256(p + 1), _mm256_loadu_si256(q + 1));
+    return _mm256_or_si256(x0, x1);
+}
+
+/* Long runs go in two streams, each on a page of its own: memory is the limit, and the hardware
+ * fetches ahead for each page apart. */
 RDX_TARGET_AVX2 static uint64_t shared_avx2(const uint8_t *a, const uint8_t *b, uint64_t n) {
     uint64_t i = 0;
+    bool same = true;
+    while (same && i + 2 * STREAM <= n) {
+        uint64_t j = 0;
+        while (same && j < STREAM) {
+            __m256i any = _mm256_or_si256(differ_avx2(a + i + j, b + i + j),
+                                          differ_avx2(a + i + j + STREAM, b + i + j + STREAM));
+            same = _mm256_testz_si256(any, any);
+            j += 64;
+        }
+        i += same ? 2 * STREAM : j - 64;
+    }
     for (; i + 128 <= n; i += 128) {
-        const __m256i *p = (const __m256i *)(const void *)(a + i);
-        const __m256i *q = (const __m256i *)(const void *)(b + i);
-        __m256i x0 = _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(q));
-        __m256i x1 = _mm256_xor_si256(_mm256_loadu_si256(p + 1), _mm256_loadu_si256(q + 1));
-        __m256i x2 = _mm256_xor_si256(_mm256_loadu_si256(p + 2), _mm256_loadu_si256(q + 2));
-        __m256i x3 = _mm256_xor_si256(_mm256_loadu_si256(p + 3), _mm256_loadu_si256(q + 3));
-        __m256i any = _mm256_or_si256(_mm256_or_si256(x0, x1), _mm256_or_si256(x2, x3));
+        __m256i any =
+            _mm256_or_si256(differ_avx2(a + i, b + i), differ_avx2(a + i + 64, b + i + 64));
         if (!_mm256_testz_si256(any, any)) {
             break;
         }

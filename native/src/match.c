@@ -59,6 +59,16 @@ static void finish(const cover *c, uint32_t limit, rdx_match *out) {
     }
 }
 
+/* Asks for the beginning of each memory page of a prompt while the first child is looked up: the
+ * hardware fetches ahead within a page, never into the next one. */
+static void ask_ahead(const uint8_t *run, size_t bytes) {
+    for (size_t at = 0; at < bytes && at < 16384; at += 4096) {
+        __builtin_prefetch(run + at);
+        __builtin_prefetch(run + at + 64);
+        __builtin_prefetch(run + at + 128);
+    }
+}
+
 int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32_t n,
                    uint32_t limit, uint32_t readable, rdx_match *out) {
     uint32_t i = node_of(t, root);
@@ -68,6 +78,7 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
     const uint8_t *run = pages;
     uint32_t at = 0;
     cover c = {0, 0, true, true};
+    ask_ahead(run, (size_t)n * t->page_bytes);
     while (at < n) {
         uint32_t shared;
         uint32_t child = rdx_child_step(t, i, run + (size_t)at * t->page_bytes, n - at, &shared);

@@ -115,14 +115,20 @@ uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, u
         if (t->table[at].hash != hash) {
             continue;
         }
-        const node *x = node_at(t, t->table[at].node);
+        uint32_t i = t->table[at].node;
+        const node *x = node_at(t, i);
+        __builtin_prefetch(cell_at(t, i, 0));
         if (x->parent != parent) {
             continue;
         }
         uint32_t most = n < x->len ? n : x->len;
+        if (most < n) { /* an edge mostly agrees: what the next step looks up is on its way then */
+            const uint8_t *behind = (const uint8_t *)pages + (size_t)most * t->page_bytes;
+            __builtin_prefetch(&t->table[rdx_page_hash(t, i, behind) & mask]);
+        }
         *shared = rdx_shared_pages(pages_at(t, x), pages, most, t->page_bytes);
         if (*shared) {
-            return t->table[at].node;
+            return i;
         }
     }
     *shared = 0;
@@ -131,7 +137,7 @@ uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, u
 
 /* ---------------------------------------------------------------- buffers */
 buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
-    size_t bytes = sizeof(buffer) + (size_t)cap * t->row_bytes;
+    size_t bytes = rdx_buffer_bytes(t, cap);
     buffer *b = rdx_malloc(bytes);
     if (!b) {
         return NULL;
@@ -144,7 +150,7 @@ buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
 
 void rdx_buffer_free(rdx_tree *t, buffer *b) {
     t->buffers--;
-    t->buffer_bytes -= sizeof(buffer) + (size_t)b->cap * t->row_bytes;
+    t->buffer_bytes -= rdx_buffer_bytes(t, b->cap);
     rdx_free_mem(b);
 }
 
@@ -390,7 +396,6 @@ int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out) {
     t->groups = config->groups;
     t->tiers = config->tiers;
     t->columns = (uint32_t)columns;
-    t->row_bytes = config->page_bytes + config->key_bytes + 4 * t->columns;
     t->check_ids = config->check_ids;
     t->seed = config->seed;
     t->node_free = NIL;

@@ -14,7 +14,7 @@
     4u /* lost pages at its end: never grows in place again, so that a cursor                      \
           into what it lost can't come to point at other tokens */
 
-/* One allocation; behind the header stand, each `cap` long, the stripes: keys, columns, pages. */
+/* One allocation; behind the header stand, each `cap` long, the stripes: pages, columns, keys. */
 typedef struct buffer {
     uint32_t cap;
     uint32_t used; /* pages written, live or not */
@@ -93,7 +93,6 @@ struct rdx_tree {
     uint32_t groups;
     uint32_t tiers;
     uint32_t columns;
-    uint32_t row_bytes; /* bytes a page of all stripes */
     uint32_t check_ids;
     uint64_t seed;
     /* nodes */
@@ -155,16 +154,24 @@ static inline rdx_cursor cursor_at(const rdx_tree *t, uint32_t i, uint32_t pages
     return (rdx_cursor){handle_of(t, i), handle_of(t, t->nodes[i].root), pages};
 }
 static inline uint8_t *buffer_base(const buffer *b) { return (uint8_t *)(b + 1); }
-static inline uint8_t *keys_at(const rdx_tree *t, const node *x) {
-    return buffer_base(x->buf) + (size_t)x->off * t->key_bytes;
+/* The pages come first, so that a match finds them by the node alone. */
+static inline uint8_t *pages_at(const rdx_tree *t, const node *x) {
+    return buffer_base(x->buf) + (size_t)x->off * t->page_bytes;
+}
+static inline size_t rdx_pages_bytes(const rdx_tree *t, uint32_t cap) {
+    return ((size_t)cap * t->page_bytes + 3) & ~(size_t)3; /* the slots behind them are aligned */
 }
 static inline int32_t *slots_at(const rdx_tree *t, const node *x, uint32_t column) {
-    uint8_t *base = buffer_base(x->buf) + (size_t)x->buf->cap * t->key_bytes;
+    uint8_t *base = buffer_base(x->buf) + rdx_pages_bytes(t, x->buf->cap);
     return (int32_t *)(void *)base + (size_t)x->buf->cap * column + x->off;
 }
-static inline uint8_t *pages_at(const rdx_tree *t, const node *x) {
-    size_t before = (size_t)t->key_bytes + 4 * (size_t)t->columns;
-    return buffer_base(x->buf) + x->buf->cap * before + (size_t)x->off * t->page_bytes;
+static inline uint8_t *keys_at(const rdx_tree *t, const node *x) {
+    size_t before = rdx_pages_bytes(t, x->buf->cap) + 4 * (size_t)t->columns * x->buf->cap;
+    return buffer_base(x->buf) + before + (size_t)x->off * t->key_bytes;
+}
+static inline size_t rdx_buffer_bytes(const rdx_tree *t, uint32_t cap) {
+    return sizeof(buffer) + rdx_pages_bytes(t, cap) +
+           (size_t)cap * (4 * (size_t)t->columns + t->key_bytes);
 }
 /* Bytes that a and b have in common from the start, at most n (compare.c). */
 uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n);
