@@ -95,3 +95,28 @@ def test_lease_of_another_path_is_no_place_to_insert_from() -> None:
     assert tree.lease_end(root, lease) == one
     assert tree.resolve(other).pages == 2
     tree.check()
+
+
+def test_node_that_lost_its_blocks_goes_with_its_last_pin_and_only_then() -> None:
+    """C17 (TensorRT-LLM#13571): a child went from its parent's map but kept the way up, so that
+    pruning it later pruned the parent's new children.
+    """
+    tree, root = tree_of()
+    put(tree, Cursor(root, root, 0), [1])
+    first, _, _ = tree.lease(Cursor(root, tree.match(root, np.array([1], np.int32), 0).node, 1))
+    child = put(tree, Cursor(root, root, 0), [1, 2], 0)
+    pin, _, _ = tree.lease(child)
+    assert tree.drop(child, 0, 1) == 1
+    assert tree.drop(child, 0, 0) == 0
+    tree.check()
+    assert tree.resolve(child).pages == 2
+    tree.release(pin)
+    assert tree.resolve(child).pages == 0
+    put(tree, Cursor(root, root, 0), [1, 3], 5)
+    with pytest.raises(StaleError):
+        tree.drop(child, 0, 1)
+    with pytest.raises(LeaseError):
+        tree.release(pin)
+    tree.release(first)
+    assert tree.match(root, np.array([1, 3], np.int32), 0).hit_pages == 2
+    tree.check()
