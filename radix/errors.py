@@ -39,6 +39,14 @@ class LeaseError(CacheError):
     """A lease was released twice, was never given, or belongs to another cache."""
 
 
+class StaleError(CacheError):
+    """A handle names something that is gone; match again."""
+
+
+class SlotError(CacheError):
+    """A slot is not in the state that the call needs: freed twice, foreign, or out of range."""
+
+
 class RequestError(CacheError):
     """A call that the state of the request does not allow; it names both."""
 
@@ -86,3 +94,25 @@ class CorruptBlockError(TierError):
 
 class TierUnavailableError(TierError):
     """The tier is off, closed, read-only, held by another process or in a foreign format."""
+
+
+# The class that stands for each native status (native/include/rdx.h); RDX_OK has none.
+STATUS_CLASSES: dict[str, type[Exception]] = {
+    "RDX_ENOMEM": MemoryError,
+    "RDX_EARG": ValueError,
+    "RDX_ETOKEN": ValueError,
+    "RDX_ESTALE": StaleError,
+    "RDX_ELEASE": LeaseError,
+    "RDX_EFULL": TierFullError,
+    "RDX_ESLOT": SlotError,
+    "RDX_EINVARIANT": InvariantError,
+    "RDX_EIO": TierUnavailableError,
+    "RDX_ECORRUPT": CorruptBlockError,
+    "RDX_ESHORT": CorruptBlockError,
+    "RDX_ECANCELED": TierError,
+    "RDX_ECLOSED": ClosedError,
+    "RDX_EBUSY": BusyError,
+    "RDX_ENOSPC": TierFullError,
+    "RDX_EROFS": TierUnavailableError,
+    "RDX_EPINNED": LeaseError,
+}

@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from radix._native import ffi, lib
-from radix.errors import CacheError
+from radix.errors import SlotError
 from radix.tier import Slots
+
+__all__ = ["FREE", "QUARANTINE", "RESERVED", "USED", "SlotError", "SlotPool"]
 
 FREE, RESERVED, USED, QUARANTINE = (
     lib.RDX_SLOT_FREE,
@@ -16,10 +18,6 @@ FREE, RESERVED, USED, QUARANTINE = (
     lib.RDX_SLOT_USED,
     lib.RDX_SLOT_QUARANTINE,
 )
-
-
-class SlotError(CacheError):
-    """A slot is not in the state that the call needs: freed twice, foreign, or out of range."""
 
 
 class SlotPool:

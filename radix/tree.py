@@ -15,28 +15,32 @@ import numpy.typing as npt
 
 from radix import _native
 from radix._native import ffi, lib
-from radix.errors import CacheError, InvariantError, LeaseError
+from radix.errors import STATUS_CLASSES, CacheError, InvariantError, StaleError
 from radix.keys import as_tokens
 from radix.plan import Cursor
 from radix.tier import Keys, Slots
 
+__all__ = [
+    "NO_SLOT",
+    "ColumnStats",
+    "Cursor",
+    "NodeView",
+    "StaleError",
+    "TreeCore",
+    "TreeStats",
+    "raise_status",
+]
+
 NO_SLOT = -1
 
 
-class StaleError(CacheError):
-    """A handle names something that is gone; match again."""
-
-
-_RAISES: dict[int, tuple[type[Exception], str]] = {
-    lib.RDX_ENOMEM: (MemoryError, "the tree could not grow"),
-    lib.RDX_EARG: (ValueError, "an argument is out of its range"),
-    lib.RDX_ETOKEN: (ValueError, "tokens hold an id outside [0, 2^31)"),
-    lib.RDX_ESTALE: (StaleError, "the node, root or page named is gone"),
-    lib.RDX_ELEASE: (
-        LeaseError,
-        "the lease was released already, was never given, or ends elsewhere",
-    ),
-    lib.RDX_EPINNED: (LeaseError, "a lease protects it"),
+# What the tree says more precisely than the status's own text; all its classes take one text.
+_TEXTS: dict[int, str] = {
+    lib.RDX_ENOMEM: "the tree could not grow",
+    lib.RDX_ETOKEN: "tokens hold an id outside [0, 2^31)",
+    lib.RDX_ESTALE: "the node, root or page named is gone",
+    lib.RDX_ELEASE: "the lease was released already, was never given, or ends elsewhere",
+    lib.RDX_EPINNED: "a lease protects it",
 }
 
 
@@ -44,8 +48,11 @@ def raise_status(status: int) -> None:
     """Raises the class that stands for a native status of the tree; RDX_OK raises nothing."""
     if status == lib.RDX_OK:
         return
-    kind, text = _RAISES.get(status, (CacheError, ffi.string(lib.rdx_status_text(status)).decode()))
-    raise kind(text)
+    text = _TEXTS.get(status) or ffi.string(lib.rdx_status_text(status)).decode()
+    name = ffi.string(lib.rdx_status_name(status)).decode()
+    if name == "RDX_EINVARIANT":
+        raise InvariantError("native", text)
+    raise STATUS_CLASSES.get(name, CacheError)(text)
 
 
 _native.set_raiser(raise_status)
