@@ -5,7 +5,7 @@ admission and the sizing of pools share.
 
 from __future__ import annotations
 
-from radix.errors import CapacityError, NeverFitsError
+from radix.errors import NeverFitsError
 from radix.residency import Residency
 from radix.tier import Slots
 
@@ -33,7 +33,7 @@ def reserve_all(residency: Residency, count: int) -> list[Slots]:
     try:
         for group in range(len(residency.groups)):
             taken.append(residency.reserve(0, group, count))
-    except CapacityError:
+    except BaseException:
         for group, slots in enumerate(taken):
             residency.tiers[0].abort(group, slots)
         raise

@@ -8,39 +8,56 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
 
 from radix._native import Match
 from radix.admission import reserve_all
-from radix.errors import RequestError, UnsupportedError
+from radix.arguments import (
+    check_supported,
+    count_of,
+    int32,
+    page_tokens_of,
+    prompt_of,
+    slots_of,
+    tiers_of,
+)
+from radix.audit import check_slots
+from radix.errors import LeaseError, RequestError
 from radix.events import Event
 from radix.gate import Gate
 from radix.groups import Group, check_groups
-from radix.keys import Namespace, Tokens, as_tokens, root_key
+from radix.keys import Namespace, Tokens
 from radix.lease import Lease, drain
 from radix.lifecycle import Fences
 from radix.metrics import Metrics
-from radix.ownership import AdoptedSlots, Ownership
+from radix.misses import explain, miss_reason
+from radix.namespaces import Namespaces
+from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
 from radix.plan import Cursor, Explanation
 from radix.policy.eviction import check_policy
 from radix.request import Request
-from radix.requests import Requests, miss_reason
+from radix.requests import Requests
 from radix.residency import Residency
-from radix.tier import Restored, Slots, Tier, TierMode, TierUsage
+from radix.restoring import adopt
+from radix.tier import Slots, Tier, TierMode, TierUsage
 from radix.transfers import Transfers
-from radix.tree import TreeCore
+from radix.tree import NO_SLOT, TreeCore
 
 WRITE_POLICIES = ("write_through", "none")
 
 
 class Inserted(NamedTuple):
-    """What an insert did, in pages; ``slots[group]`` are the slots that count from now on."""
+    """What an insert did, in pages; by group, ``slots`` are those that count from now on, and
+    ``duplicates`` those of the caller's that were not needed: they are the engine's again (shared).
+    """
 
     existing_pages: int
     created_pages: int
     slots: list[Slots]
+    duplicates: list[Slots]
 
 
 class PrefixCache:
@@ -73,33 +90,28 @@ class PrefixCache:
         a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
-        self.page_tokens = _page_tokens(page_tokens)
+        self.page_tokens = page_tokens_of(page_tokens)
+        media = tiers_of(tiers)
+        if not isinstance(ownership, Ownership):
+            raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
         self.ownership = ownership
-        _supported(self.groups, self.page_tokens)
+        check_supported(self.groups, len(media), self.page_tokens)
         check_policy(policy)
         if write not in WRITE_POLICIES:
             raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
-        media = tuple(tiers)
-        names = [tier.name for tier in media]
-        if not media:
-            raise ValueError("tiers must not be empty")
-        if len(set(names)) != len(names):
-            raise ValueError(f"two tiers of one name in {names}")
-        lent = ownership is Ownership.BORROWED
+        lent = self._lent
         if lent and len(media) < 2:
             raise ValueError("borrowed device slots need a tier below the device")
         if ownership is Ownership.SHARED:
-            media = (AdoptedSlots(media[0]), *media[1:])
-        self.tiers = media
-        placed = media[1:] if lent else media
+            self._shared: AdoptedSlots | None = AdoptedSlots(media[0])
+            self.tiers: tuple[Tier, ...] = (self._shared, *media[1:])
+        else:
+            self._shared, self.tiers = None, media
+        placed = self.tiers[1:] if lent else self.tiers
         self.metrics = Metrics()
         self._events: list[Event] = []
         self._owner = Gate()
         self._dropped: deque[int] = deque()
-        self._roots: dict[bytes, int] = {}
-        self._known: dict[Namespace | None, int] = {}
-        self._names: dict[int, bytes] = {}
-        self._sweep_at = 64
         self.tree = TreeCore(
             self.page_tokens * 4,
             groups=len(self.groups),
@@ -107,13 +119,15 @@ class PrefixCache:
             keep_keys=events or len(placed) > 1 or lent or placed[0].capability.persistent,
             seed=seed,
         )
+        self._spaces = Namespaces(self.tree, self.groups, self.page_tokens)
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream)
+        self.residency.root_keys = self._spaces.keys
         self.transfers = Transfers(
             self.residency,
             clock,
-            self._names,
-            tuple(tiers)[1:] if lent else tuple(tiers),
+            self._spaces.names,
+            media[1:] if lent else media,
             media[0] if lent else None,
             self._events,
             write != "none",
@@ -122,24 +136,18 @@ class PrefixCache:
         self._requests = Requests(
             self.residency, self.transfers, self.fences, self.page_tokens, clock, self._events
         )
-        self._layout = b"".join(
-            len(group.name).to_bytes(2, "big") + group.name.encode() + group.layout.fingerprint
-            for group in self.groups
-        ) + self.page_tokens.to_bytes(4, "big")
-        self._open()
+        self._open(media)
 
-    def _open(self) -> None:
+    def _open(self, media: tuple[Tier, ...]) -> None:
         opened: list[Tier] = []
         try:
             for number, tier in enumerate(self.tiers):
-                upper = self.transfers.media[number - 1] if number and not self._lent else None
-                if self._lent and number:
-                    upper = self.tiers[number - 1]
+                upper = media[number - 1] if number else None
                 tier.attach(self.groups, self.page_tokens * 4, upper)
                 opened.append(tier)
             for number, tier in enumerate(self.residency.tiers):
                 for found in tier.restore():
-                    self._adopt(number, found)
+                    adopt(self.residency, self._spaces, number, found)
         except BaseException:
             for tier in reversed(opened):
                 tier.close()
@@ -149,67 +157,9 @@ class PrefixCache:
     def _lent(self) -> bool:
         return self.ownership is Ownership.BORROWED
 
-    def _adopt(self, tier: int, found: Restored) -> None:
-        """Links what a persistent tier kept; what cannot be linked is given back to it."""
-        records, tree = found.records, self.tree
-        linked = np.zeros(len(found.slots), np.bool_)
-        fits = records.pages is not None and records.keys.shape[1] == 16
-        if fits and records.pages is not None and records.pages.shape[1] == tree.page_bytes:
-            root = self._root_of(records.namespace)
-            column = tree.column(found.group, tier)
-            linked = tree.restore(
-                root, column, records.keys, records.parents, records.pages, found.slots
-            )
-            self._tell_restored(root, tier, found.group)
-        if not linked.all():
-            self.residency.tiers[tier].free(found.group, found.slots[~linked])
-        name = self.residency.tiers[tier].name
-        self.metrics.add(("restore", "blocks", name), int(linked.sum()))
-        self.metrics.add(("restore", "unlinked", name), int((~linked).sum()))
-
-    def _tell_restored(self, root: int, tier: int, group: int) -> None:
-        if self.residency.events is None:
-            return
-        column = self.tree.column(group, tier)
-        for node in self.tree.nodes(root):
-            lo, hi = self.tree.interval(node.node, column)
-            if hi > lo:
-                at = Cursor(root, node.node, node.start + node.pages)
-                whole = np.ones(hi - lo, np.bool_)
-                self.residency.stored(at, group, tier, node.start + lo, whole)
-
-    # ------------------------------------------------------------ namespaces
     def namespace(self, namespace: Namespace | None = None) -> bytes:
         """Canonical bytes of a namespace in this cache: the groups' layouts are always in it."""
-        base = namespace if namespace is not None else Namespace()
-        layout = len(base.layout).to_bytes(4, "big") + base.layout + self._layout
-        return Namespace(base.model, base.adapter, layout, base.salt, base.content).canonical()
-
-    def _root(self, namespace: Namespace | None) -> int:
-        root = self._known.get(namespace)
-        if root is None:
-            root = self._known[namespace] = self._root_of(self.namespace(namespace))
-        return root
-
-    def _root_of(self, canonical: bytes) -> int:
-        root = self._roots.get(canonical)
-        if root is None:
-            if len(self._roots) >= self._sweep_at:
-                self._sweep()
-            key = root_key(canonical)
-            root = self.tree.root(key)
-            self._roots[canonical] = root
-            self._names[root] = canonical
-            self.residency.root_keys[root] = key
-        return root
-
-    def _sweep(self) -> None:
-        """Lets empty namespaces go (I1). Cost: the namespaces, spread over as many new ones."""
-        self._known.clear()
-        for canonical, root in list(self._roots.items()):
-            if self.tree.drop_root(root):
-                del self._roots[canonical], self._names[root], self.residency.root_keys[root]
-        self._sweep_at = max(64, 2 * len(self._roots))
+        return self._spaces.canonical(namespace)
 
     # ------------------------------------------------------------ requests
     def admit(
@@ -230,64 +180,46 @@ class PrefixCache:
         (borrowed). ``cacheable_upto``: tokens of which the state may be kept. Raises
         ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
         """
-        prompt = _prompt(tokens)
-        if new_tokens < 0:
-            raise ValueError(f"new_tokens must not be negative, not {new_tokens}")
+        prompt = prompt_of(tokens)
+        room = count_of("new_tokens", new_tokens)
+        limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
+        most, page = count_of("device_tokens", device_tokens), self.page_tokens
+        rows = rows_for_prompt(
+            self.ownership, slots, len(self.groups), page, len(prompt), room, most
+        )
         with self._owner:
             self._drain()
-            root = self._root(namespace)
+            root = self._spaces.root(namespace)
             match = self.tree.match(root, prompt, 1, self.residency.readable())
-            lent = self._take_slots(slots, len(prompt) + new_tokens, device_tokens)
-            work = self._requests.admit(
-                root, prompt, new_tokens, match, lent, device_tokens // self.page_tokens
-            )
-            work.cacheable = cacheable_upto
-            self._count(match, root, prompt, work.admitted_pages)
+            device_pages = most // page
+            reason = ""
+            if match.limit_pages > max(match.hit_pages, device_pages):
+                # before anything is evicted for this request, which could be what it looks at
+                reason = miss_reason(self.residency, match, root, prompt, page)
+            if self._shared is not None and rows is not None:
+                self._shared.offer_all(rows)
+            try:
+                work = self._requests.admit(root, prompt, room, match, rows, device_pages, limit)
+            except BaseException:
+                if self._shared is not None and rows is not None:
+                    self._shared.withdraw_all(rows)
+                raise
+            self._count(match.limit_pages, len(prompt), work.admitted_pages, reason)
             return Request(self, work)
 
-    def _take_slots(
-        self, slots: Sequence[object] | None, tokens: int, device_tokens: int
-    ) -> list[Slots] | None:
-        """The engine's slots as int32 rows, one a group; offered at once where it shares them."""
-        if slots is None:
-            if self._lent:
-                raise ValueError("slots: borrowed device slots need the page table of every group")
-            return None
-        if self.ownership is Ownership.OWNED:
-            raise ValueError("slots: the cache owns the device slots, none can be passed in")
-        rows = [np.ascontiguousarray(row, np.int32) for row in slots]
-        if len(rows) != len(self.groups):
-            raise ValueError(f"slots: {len(rows)} rows for {len(self.groups)} groups")
-        if self._lent:
-            pages = -(-tokens // self.page_tokens)
-            if min(len(row) for row in rows) < pages:
-                raise ValueError(f"slots: {pages} pages need a slot in every group")
-            if device_tokens % self.page_tokens or not 0 <= device_tokens <= tokens:
-                raise ValueError(
-                    f"device_tokens is {device_tokens}, expected whole pages of the prompt"
-                )
-        else:
-            for group, row in enumerate(rows):
-                self._adopted().offer(group, row)
-        return rows
-
     def _adopted(self) -> AdoptedSlots:
-        first = self.tiers[0]
-        if not isinstance(first, AdoptedSlots):
+        if self._shared is None:
             raise RequestError(f"device slots are {self.ownership.value}, not shared")
-        return first
+        return self._shared
 
-    def _count(self, match: Match, root: int, prompt: Tokens, hit_pages: int) -> None:
+    def _count(self, limit_pages: int, tokens: int, hit_pages: int, reason: str) -> None:
         page, metrics = self.page_tokens, self.metrics
-        limit = max(match.limit_pages, hit_pages)
         metrics.add(("match", "queries"))
-        metrics.add(("match", "queried_tokens"), len(prompt))
-        if tail := len(prompt) - limit * page:
+        metrics.add(("match", "queried_tokens"), tokens)
+        if tail := tokens - limit_pages * page:
             metrics.add(("match", "miss", "below one page"), tail)
-        if limit > hit_pages:
-            at = Cursor(root, match.node, match.structural_pages)
-            reason = miss_reason(self.residency, match, at, prompt, page)
-            metrics.add(("match", "miss", reason), (limit - hit_pages) * page)
+        if limit_pages > hit_pages:
+            metrics.add(("match", "miss", reason), (limit_pages - hit_pages) * page)
 
     def poll(self) -> list[Event]:
         """Takes completions, lets what waited go on; the events since the last call.
@@ -305,14 +237,12 @@ class PrefixCache:
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until a tier has completions for ``poll``, or the time is over."""
         with self._owner:
-            busy = [tier for tier in self.transfers.media if tier.pending()]
-            for tier in busy:
-                tier.wait(timeout_s / len(busy))
+            self.transfers.wait(timeout_s)
 
     def passed(self, step: int) -> None:
         """Step fences up to ``step`` have passed; what waited for them happens at ``poll``."""
         with self._owner:
-            self.fences.step = max(self.fences.step, step)
+            self.fences.step = max(self.fences.step, count_of("step", step))
 
     # ------------------------------------------------------------ engine-driven
     def match(
@@ -323,15 +253,15 @@ class PrefixCache:
         The last ``leave`` tokens never count as hit. Cost: the tokens compared.
         """
         with self._owner:
-            root = self._root(namespace)
-            found = self.tree.match(root, _int32(tokens), leave, self.residency.readable())
+            root = self._spaces.root(namespace)
+            found = self.tree.match(root, int32(tokens), leave, self.residency.readable())
             return found, Cursor(root, found.node, found.structural_pages)
 
     def lease(self, cursor: Cursor) -> Lease:
         """Pins the path to ``cursor``; a stale one pins a shorter path, never another."""
         with self._owner:
             self._drain()
-            return Lease(self.tree, cursor, self._dropped)
+            return Lease(self.tree, cursor, self._dropped, self._owner)
 
     def insert(
         self,
@@ -344,28 +274,49 @@ class PrefixCache:
         """Shares the full pages of ``tokens`` behind the end of ``lease``, whose bytes are final.
 
         The lease then covers them. ``tokens``: the whole prompt. ``slots``: by group, the slots
-        that hold the new pages (shared; what was there already stays the engine's: ``spare``).
-        ``partial``: insert what fits instead of raising ``CapacityError``. Cost: the new pages.
+        that hold the new pages (shared). Where the cache owns the slots it picks them itself: that
+        serves replays over tiers without bytes, requests fill theirs before ``computed``.
+        ``partial``: insert what fits instead of raising ``CapacityError``. Raises ``LeaseError``
+        for a lease that is released, another cache's, or ends behind what the device holds;
+        ``ValueError``, ``SlotError``. Cost: the new pages.
         """
-        run = _int32(tokens)
+        run = int32(tokens)
         with self._owner:
+            lease.native(self.tree)
+            if self._lent:
+                raise RequestError("insert: borrowed device slots enter by computed alone")
             first = lease.pages
-            count = len(run) // self.page_tokens - first
-            if count <= 0:
-                return Inserted(0, 0, [])
-            if partial:
+            count = max(0, len(run) // self.page_tokens - first)
+            rows = rows_for_insert(self.ownership, slots, len(self.groups), count)
+            if first and len(self.residency.tiers) > 1:
+                self._on_device(lease)
+            if partial and rows is None:
                 room = [self.residency.available(0, group) for group in range(len(self.groups))]
-                count = min(count, *room)
-                if count <= 0:
-                    return Inserted(0, 0, [])
-            self._take_slots(slots, 0, 0)
-            given = reserve_all(self.residency, count)
-            return self._insert(run, lease, first, count, given)
+                count = max(0, min(count, *room))
+            if count == 0:
+                return Inserted(0, 0, [], [])
+            if rows is None:
+                return self._insert(run, lease, first, reserve_all(self.residency, count))
+            shared = self._adopted()
+            shared.adopt_all(rows)
+            try:
+                result = self._insert(run, lease, first, rows)
+            except BaseException:
+                shared.withdraw_all(rows)
+                raise
+            for group, row in enumerate(result.duplicates):
+                shared.withdraw(group, row)
+            return result
 
-    def _insert(
-        self, run: Tokens, lease: Lease, first: int, count: int, given: list[Slots]
-    ) -> Inserted:
-        page, tier = self.page_tokens, self.residency.tiers[0]
+    def _on_device(self, lease: Lease) -> None:
+        for group in range(len(self.groups)):
+            if self.residency.slots(lease.cursor, group, 0, lease.pages - 1, 1)[0] == NO_SLOT:
+                raise LeaseError(
+                    f"the lease ends at page {lease.pages}, which the first tier does not hold"
+                )
+
+    def _insert(self, run: Tokens, lease: Lease, first: int, given: list[Slots]) -> Inserted:
+        page, tier, count = self.page_tokens, self.residency.tiers[0], len(given[0])
         slots = np.stack(given) if len(given) > 1 else given[0][None]
         canonical = np.empty_like(slots)
         try:
@@ -375,71 +326,74 @@ class PrefixCache:
                 self._requests.columns,
                 slots,
                 canonical,
-                lease.native,
+                lease.native(self.tree),
             )
         except BaseException:
             for group, row in enumerate(given):
                 tier.abort(group, row)
             raise
         lease.cursor = Cursor(lease.cursor.root, result.node, result.pages)
+        twice: list[Slots] = []
         for group, row in enumerate(given):
             taken = canonical[group] == row
             if taken.all():
                 tier.commit(group, row)
+                twice.append(row[:0])
             else:
                 tier.commit(group, row[taken])
                 tier.abort(group, row[~taken])
+                twice.append(row[~taken])
             self.residency.stored(lease.cursor, group, 0, first, taken)
         for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
-            name = self.residency.tiers[refused.target].name
-            self.metrics.add(
-                ("store", "declined", name, self.groups[refused.group].name), refused.blocks
-            )
-        return Inserted(result.existing, result.created, list(canonical))
+            self.transfers.count("declined", refused.target, refused.group, refused.blocks)
+        return Inserted(result.existing, result.created, list(canonical), twice)
 
     def evict(self, group: int, count: int, *, tier: int = 0) -> Slots:
-        """Evicts up to ``count`` blocks of a group, oldest first; the slots that went."""
+        """Evicts up to ``count`` blocks of a group, oldest first; the slots that went.
+
+        Of the first tier they are the engine's again where it shares them. Cost: the blocks.
+        """
+        wanted = count_of("count", count)
         with self._owner:
             self._drain()
-            return self.residency.evict(tier, group, count)
+            self._known(group, tier)
+            resident = self.tree.column_stats(self.tree.column(group, tier)).resident
+            slots = self.residency.evict(tier, group, min(wanted, resident))
+            if tier == 0 and self._shared is not None:
+                self._shared.withdraw(group, slots)
+            return slots
+
+    def _known(self, group: int, tier: int = 0) -> None:
+        for name, value, most in (
+            ("group", group, len(self.groups)),
+            ("tier", tier, len(self.residency.tiers)),
+        ):
+            if count_of(name, value) >= most:
+                raise ValueError(f"{name} is {value}, expected 0 to {most - 1}")
 
     def offer(self, group: int, slots: object) -> None:
         """Gives the cache free slots of the engine's (shared)."""
+        row = slots_of("slots", slots)
         with self._owner:
-            self._adopted().offer(group, np.ascontiguousarray(slots, np.int32))
+            self._known(group)
+            self._adopted().offer(group, row)
 
     def spare(self, group: int) -> Slots:
-        """Takes back the slots that the cache does not use (shared): offered in excess, evicted,
-        or holding what another block holds already.
+        """Takes back the slots that the cache does not use (shared): offered in excess, given up by
+        a request, or evicted to make room.
         """
         with self._owner:
+            self._known(group)
             return self._adopted().spare(group)
 
     # ------------------------------------------------------------ asking
     def explain(self, tokens: object, *, namespace: Namespace | None = None) -> Explanation:
         """Why ``tokens`` would hit as far as they would; changes nothing, counts nothing."""
-        prompt = _prompt(tokens)
+        prompt = prompt_of(tokens)
         with self._owner:
-            root = self._root(namespace)
+            root = self._spaces.root(namespace)
             match = self.tree.match(root, prompt, 1, self.residency.readable())
-            at = Cursor(root, match.node, match.structural_pages)
-            served: dict[str, int] = {}
-            left = np.ones(match.hit_pages, np.bool_)
-            for number, tier in enumerate(self.residency.tiers):
-                if tier.mode is TierMode.OFF:
-                    continue
-                have = self.residency.slots(at, 0, number, 0, match.hit_pages) >= 0
-                if count := int((have & left).sum()):
-                    served[tier.name] = count * self.page_tokens
-                left &= ~have
-            return Explanation(
-                prompt_tokens=len(prompt),
-                structural_tokens=match.structural_pages * self.page_tokens,
-                device_tokens=match.device_pages * self.page_tokens,
-                hit_tokens=match.hit_pages * self.page_tokens,
-                tiers=served,
-                reason=miss_reason(self.residency, match, at, prompt, self.page_tokens),
-            )
+            return explain(self.residency, match, root, prompt, self.page_tokens)
 
     def counters(self) -> Mapping[str, int]:
         """Every counter by its dotted name, sorted."""
@@ -452,11 +406,12 @@ class PrefixCache:
 
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""
-        return {
-            number: job.upper_slots
-            for number, job in self.transfers.jobs.items()
-            if -1 in (job.move.source, job.move.target)
-        }
+        with self._owner:
+            return {
+                number: job.upper_slots
+                for number, job in self.transfers.jobs.items()
+                if -1 in (job.move.source, job.move.target)
+            }
 
     # ------------------------------------------------------------ running
     def set_mode(self, tier: str, mode: TierMode) -> None:
@@ -472,14 +427,16 @@ class PrefixCache:
         """Ends every transfer and makes durable what is stored. Blocks; the events meanwhile."""
         events = self.poll()
         while self.transfers.jobs:
-            with self._owner:
-                for tier in self.transfers.media:
-                    tier.flush()
+            self._flush_tiers()
+            self.wait()
             events += self.poll()
+        self._flush_tiers()
+        return events
+
+    def _flush_tiers(self) -> None:
         with self._owner:
             for tier in self.transfers.media:
                 tier.flush()
-        return events
 
     def check(self) -> None:
         """Walks every invariant of tree and tiers; ``InvariantError`` names the first broken.
@@ -489,6 +446,9 @@ class PrefixCache:
         with self._owner:
             self._drain()
             self.residency.check(device=self._requests.placed)
+            self.transfers.check()
+            self._requests.check()
+            check_slots(self.residency, self.transfers, self._requests, self._spaces.names)
 
     def _drain(self) -> None:
         if self._dropped:
@@ -499,51 +459,13 @@ class PrefixCache:
         """Ends what is under way, keeps what is durable, closes the tiers. Idempotent."""
         if self._owner.closed:
             return
-        with self._owner:
-            for tier in reversed(self.tiers):
-                tier.close()
+        with self._owner, ExitStack() as closing:
             self._owner.close()
+            for tier in self.tiers:  # the lowest first: it may still read those above
+                closing.callback(tier.close)
 
     def __enter__(self) -> PrefixCache:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _page_tokens(page_tokens: object) -> int:
-    if isinstance(page_tokens, bool) or not isinstance(page_tokens, int):
-        raise TypeError(f"page_tokens must be an int, not {type(page_tokens).__name__}")
-    if not 1 <= page_tokens <= 65536:
-        raise ValueError(f"page_tokens must be 1 to 65536, not {page_tokens}")
-    return page_tokens
-
-
-def _supported(groups: tuple[Group, ...], page_tokens: int) -> None:
-    for group in groups:
-        if group.retention.rule != "full" or group.per_sequence or group.lookahead:
-            raise UnsupportedError(
-                f"group {group.name!r}: retention {group.retention.rule!r} is not in this version"
-            )
-        if group.grid_tokens not in (None, page_tokens):
-            raise UnsupportedError(
-                f"group {group.name!r}: blocks of {group.grid_tokens} tokens over pages of "
-                f"{page_tokens} are not in this version"
-            )
-        if group.layout.store_shards != 1:
-            raise UnsupportedError(f"group {group.name!r}: sharded blocks are not in this version")
-
-
-def _int32(tokens: object) -> Tokens:
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
-        return tokens if tokens.flags.c_contiguous else np.ascontiguousarray(tokens)
-    return as_tokens(tokens)
-
-
-def _prompt(tokens: object) -> Tokens:
-    prompt = _int32(tokens)
-    if not len(prompt):
-        raise ValueError("tokens: an empty prompt")
-    if int(prompt.min()) < 0:
-        raise ValueError("tokens hold an id outside [0, 2^31)")
-    return prompt

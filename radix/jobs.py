@@ -14,12 +14,13 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from radix.errors import CapacityError, TierError, TierFullError
+from radix.errors import CapacityError, InvariantError, TierError, TierFullError
 from radix.events import Event, TierEvent, TransferEvent
 from radix.residency import Residency
 from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency
 
 Key = bytes
+TURN_S = 0.001  # between looks at one tier while several are waited for
 Place = tuple[int, ...]  # where a key can land once: tier, group and what else tells keys apart
 
 
@@ -64,6 +65,7 @@ class Job(Generic[M]):
     owner: int
     start_ns: int
     unpin: Callable[[], None]
+    done: TransferDone | None = None  # its acknowledgement, while it is acted upon
 
     @property
     def storing(self) -> bool:
@@ -99,6 +101,7 @@ class Jobs(ABC, Generic[M]):
         # keys on the way into a place: nothing is copied twice at once
         self._landing: dict[Place, dict[Key, int]] = {}
         self._last_mode = [tier.mode for tier in self.tiers]
+        self._inbox: list[TransferDone] = []  # acknowledged, not yet acted upon
 
     @abstractmethod
     def _place(self, move: M) -> Place:
@@ -113,8 +116,10 @@ class Jobs(ABC, Generic[M]):
         """A copy down ended; its pin still stands."""
 
     @abstractmethod
-    def _loaded(self, job: Job[M], done: TransferDone) -> None:
-        """A copy up ended; its pin still stands."""
+    def _loaded(self, job: Job[M], done: TransferDone) -> npt.NDArray[np.bool_] | None:
+        """A copy up ended; its pin still stands. Which blocks are in their place now, None for all
+        that are good.
+        """
 
     def upper(self, tier: int) -> Tier | None:
         """The neighbour above."""
@@ -195,6 +200,10 @@ class Jobs(ABC, Generic[M]):
             if isinstance(error, TierFullError) and error.retryable:
                 return False
             self.count("declined", move.target, move.group, move.blocks)
+        except BaseException:
+            self._end(job)
+            tier.abort(move.group, job.lower_slots)
+            raise
         return True
 
     def _start_load(self, job: Job[M], urgency: Urgency) -> bool:
@@ -212,6 +221,9 @@ class Jobs(ABC, Generic[M]):
             self._end(job)
             self.count("refused", move.source, move.group, move.blocks, "load")
             return False
+        except BaseException:
+            self._end(job)
+            raise
         return True
 
     @staticmethod
@@ -229,23 +241,65 @@ class Jobs(ABC, Generic[M]):
         self._landed(self._place(job.move), job.keys, job.number)
         job.unpin()
 
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until there is something for ``poll``, or the time is over.
+
+        Several tiers are asked in turns, so that a slow store delays no load.
+        """
+        busy = [tier for tier in self.tiers if tier.pending()]
+        if self._inbox or not busy:
+            return
+        if len(busy) == 1:
+            busy[0].wait(timeout_s)
+            return
+        turn_s = min(TURN_S, timeout_s / len(busy))
+        for _ in range(max(1, int(timeout_s / (len(busy) * turn_s))) if turn_s > 0 else 1):
+            for tier in busy:
+                tier.wait(turn_s)
+                self._inbox += tier.poll()
+            if self._inbox:
+                return
+
     def poll(self, ended: Callable[[Job[M], npt.NDArray[np.bool_]], None]) -> None:
         """Takes every acknowledgement; ``ended(job, good)`` is called for each job once, while
         its pin still stands. Cost: the blocks that ended.
         """
+        for tier in self.tiers:
+            self._inbox += tier.poll()
+        inbox, self._inbox = self._inbox, []
+        for done in inbox:
+            job = self.jobs[done.job]
+            job.done = done
+            self._account(job, done)
+            arrived = done.good
+            if job.storing:
+                self._stored(job, done)
+            elif (placed := self._loaded(job, done)) is not None:
+                arrived = placed
+            ended(job, arrived)
+            self._end(job)
         for number, tier in enumerate(self.tiers):
-            for done in tier.poll():
-                job = self.jobs[done.job]
-                self._account(job, done)
-                if job.storing:
-                    self._stored(job, done)
-                else:
-                    self._loaded(job, done)
-                ended(job, done.good)
-                self._end(job)
             if tier.mode is not self._last_mode[number]:
                 self._last_mode[number] = tier.mode
                 self._events.append(TierEvent(tier.name, tier.mode.value))
+
+    def check(self) -> None:
+        """Jobs, their counts by owner and the keys under way agree (I14, I22). Cost: the jobs."""
+        owners: dict[int, int] = {}
+        landing: dict[tuple[Place, Key], int] = {}
+        for number, job in self.jobs.items():
+            owners[job.owner] = owners.get(job.owner, 0) + 1
+            place = self._place(job.move)
+            for key in job.keys:
+                if (place, key) in landing and job.storing:
+                    raise InvariantError("I22", f"job {number} writes a key that another writes")
+                landing[place, key] = number
+        if owners != self.outstanding:
+            raise InvariantError("I22", f"jobs by owner {owners}, counted {self.outstanding}")
+        for place, here in self._landing.items():
+            for key, number in here.items():
+                if number not in self.jobs or (place, key) not in landing:
+                    raise InvariantError("I22", f"a key is landing with job {number}, which ended")
 
     # ------------------------------------------------------------ accounts
     def count(self, what: str, tier: int, group: int, blocks: int, stage: str = "store") -> None:

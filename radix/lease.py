@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 
 from radix.errors import LeaseError
+from radix.gate import Gate
 from radix.plan import Cursor
 from radix.tree import TreeCore
 
@@ -19,13 +20,14 @@ class Lease:
     Made by ``PrefixCache.lease``; never by hand.
     """
 
-    __slots__ = ("_dropped", "_id", "_tree", "cursor")
+    __slots__ = ("_dropped", "_id", "_owner", "_tree", "cursor")
 
-    def __init__(self, tree: TreeCore, cursor: Cursor, dropped: deque[int]) -> None:
-        lease, node, pages = tree.lease(cursor)
+    def __init__(self, tree: TreeCore, cursor: Cursor, dropped: deque[int], owner: Gate) -> None:
+        self._id = 0  # what __del__ reads if the tree refuses
         self._tree = tree
-        self._id = lease
         self._dropped = dropped
+        self._owner = owner
+        self._id, node, pages = tree.lease(cursor)
         self.cursor = Cursor(cursor.root, node, pages)
 
     @property
@@ -38,22 +40,31 @@ class Lease:
         """Whether it was given back."""
         return self._id == 0
 
-    @property
-    def native(self) -> int:
-        """The number under which the tree knows it. Raises ``LeaseError`` once released."""
+    def native(self, tree: TreeCore) -> int:
+        """The number under which ``tree`` knows it. ``LeaseError`` once released, or for a lease of
+        another cache.
+        """
         if self._id == 0:
             raise LeaseError("the lease was released already")
+        if tree is not self._tree:
+            raise LeaseError("the lease belongs to another cache")
         return self._id
 
     def release(self) -> None:
-        """Gives it back; its path becomes the most recently used. ``LeaseError`` if done before."""
-        self._tree.release(self.native)
+        """Gives it back; its path becomes the most recently used. ``LeaseError`` if done before,
+        ``BusyError`` while another thread's call runs. A closed cache holds nothing any more.
+        """
+        number = self.native(self._tree)
+        if not self._owner.closed:
+            with self._owner:
+                self._tree.release(number)
         self._id = 0
 
     def move(self, cursor: Cursor) -> None:
         """Ends it elsewhere on its path; the new end is pinned before the old one is let go."""
-        self._tree.move(self.native, cursor)
-        self.cursor = self._tree.lease_end(cursor.root, self.native)
+        with self._owner:
+            self._tree.move(self.native(self._tree), cursor)
+            self.cursor = self._tree.lease_end(cursor.root, self._id)
 
     def __enter__(self) -> Lease:
         return self

@@ -8,6 +8,8 @@ from being read too early or reused too soon.
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -33,6 +35,18 @@ class FenceLike(Protocol):
 Fence = int | FenceLike | None
 
 
+def as_fence(name: str, fence: object) -> Fence:
+    """A fence as it was given, if it is one. ``TypeError`` names the argument."""
+    if fence is None or type(fence) is int or isinstance(fence, FenceLike):
+        return fence
+    if isinstance(fence, bool) or not hasattr(fence, "__index__"):
+        raise TypeError(
+            f"{name} must be a step number, an object with query() or None, "
+            f"not {type(fence).__name__}"
+        )
+    return operator.index(fence)
+
+
 class Fences:
     """What waits for a fence: step numbers in order, or objects with ``query``.
 
@@ -41,7 +55,7 @@ class Fences:
 
     def __init__(self) -> None:
         self.step = -1
-        self._waiting: list[tuple[Fence, Callable[[], None]]] = []
+        self._waiting: deque[tuple[Fence, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,12 +76,15 @@ class Fences:
             action()
 
     def run(self) -> None:
-        """Runs what no longer waits, in the order it came. Cost: what waits."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        for fence, action in waiting:
-            if self.holds(fence):
+        """Runs what no longer waits, in the order it came. Cost: what waits.
+
+        An action or a query that raises costs the others nothing: they stay.
+        """
+        for _ in range(len(self._waiting)):
+            fence, action = self._waiting[0]
+            held = self.holds(fence)
+            self._waiting.popleft()
+            if held:
                 self._waiting.append((fence, action))
             else:
                 action()
@@ -76,11 +93,15 @@ class Fences:
 @dataclass(slots=True)
 class Work:
     """What the cache knows of one request. ``table[g][i]``: the slot of page i in the first tier,
-    canonical (the tree's) for i < ``frontier`` and i < ``inserted``, private from there on.
+    canonical (the tree's) for i < ``shared``, private from there on.
 
-        pages   0 ....... hit ....... inserted ....... pages
-                | shared  | computed,  | private: being computed, or reserved |
-                          | now shared |
+        LOADING   0 ....... frontier ....... hit ....... pages
+                  | shared  | private: on the way, arrived, or reserved
+        RUNNING   0 ....... inserted ................... pages
+                  | shared  | private: being computed, or reserved
+
+    ``ready`` and ``coming``, by group: pages of the hit whose bytes arrived in private slots, and
+    those on their way there; empty where nothing has to be loaded.
     """
 
     number: int
@@ -94,19 +115,24 @@ class Work:
     hit_pages: int
     frontier: int  # pages of the hit that are in the first tier, from the root on
     inserted: int
-    ready: list[npt.NDArray[np.bool_]]  # pages of the hit whose bytes arrived in private slots
-    coming: list[npt.NDArray[np.bool_]]  # pages on their way into private slots
-    sources: dict[str, int]
+    admitted_pages: int  # the hit at admission, before any load failed
+    origin: npt.NDArray[np.int8]  # by page of that hit: the tier that serves it
+    ready: list[npt.NDArray[np.bool_]]
+    coming: list[npt.NDArray[np.bool_]]
+    cacheable: int | None
     state: RequestState = RequestState.LOADING
-    admitted_pages: int = 0  # the hit at admission, before any load failed
     computed: int = 0
     told: int = 0
-    cacheable: int | None = None
     waiting: int = 0  # computed() calls whose fence has not passed
     refused: list[tuple[Move, Slots]] = field(default_factory=list)
     end_fence: Fence = None
-    aborted: bool = False
+    kept: int | None = None  # pages that may stay, where less than all
     ran: bool = False
+
+    @property
+    def shared(self) -> int:
+        """Pages whose slots are the tree's."""
+        return self.inserted if self.ran else self.frontier
 
     def append(self, tokens: Tokens) -> None:
         """Adds tokens behind the others; grows by doubling."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# Why tokens were missed. "evicted" is followed by the tier ("evicted from host") where it is known.
 MISS_REASONS = (
     "cold",
     "evicted",
+    "not cacheable",
     "below one page",
     "load failed",
     "corrupt",
+    "no room",
     "tier out",
     "aborted",
 )

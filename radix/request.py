@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from radix.arguments import count_of, rows_of, storable
 from radix.errors import TierError
 from radix.events import Event, RequestState
-from radix.keys import as_tokens
-from radix.lifecycle import Fence, Work
+from radix.lifecycle import Fence, Work, as_fence
 from radix.tier import Slots
 
 if TYPE_CHECKING:
@@ -55,8 +56,12 @@ class Request:
     @property
     def sources(self) -> dict[str, int]:
         """Tokens of the hit by the tier that served them, as planned at admission."""
-        page = self._cache.page_tokens
-        return {tier: pages * page for tier, pages in self._work.sources.items()}
+        page, transfers, origin = self._cache.page_tokens, self._cache.transfers, self._work.origin
+        tiers, pages = np.unique(origin, return_counts=True)
+        return {
+            transfers.tier_name(int(tier)): int(count) * page
+            for tier, count in zip(tiers, pages, strict=True)
+        }
 
     def __len__(self) -> int:
         return self._work.count
@@ -98,13 +103,14 @@ class Request:
 
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
+        run = storable(tokens)
         with self._cache._owner:
-            self._cache._requests.append(self._work, as_tokens(tokens))
+            self._cache._requests.append(self._work, run)
 
-    def lend(self, slots: list[object]) -> None:
+    def lend(self, slots: Sequence[object]) -> None:
         """More of the engine's slots, by group, behind those lent at admission (borrowed)."""
+        rows = rows_of("slots", slots, len(self._cache.groups))
         with self._cache._owner:
-            rows = [np.ascontiguousarray(row, np.int32) for row in slots]
             self._cache._requests.lend(self._work, rows)
 
     def computed(self, tokens: int, *, fence: Fence = None, reuse: Fence = None) -> None:
@@ -113,19 +119,25 @@ class Request:
         Full pages are then shared and stored. ``reuse``: until this fence passes, slots that are
         replaced by another request's equal blocks are given to nobody. Cost: the new pages.
         """
+        count = count_of("computed", tokens)
+        written, free = as_fence("fence", fence), as_fence("reuse", reuse)
         with self._cache._owner:
-            self._cache._requests.computed(self._work, tokens, fence, reuse)
+            self._cache._requests.computed(self._work, count, written, free)
 
     def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
         """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.
 
         ``cacheable_upto``: tokens of which the state may be kept (a chat format that drops its
-        thinking). ``fence``: private slots are free once it passes.
+        thinking); what was cached before this request stays. ``fence``: until it passes, the slots
+        of this request, private ones and those of its prefix, are given to nobody.
         """
+        limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
+        free = as_fence("fence", fence)
         with self._cache._owner:
-            self._cache._requests.finish(self._work, cacheable_upto, fence, aborted=False)
+            self._cache._requests.finish(self._work, limit, free)
 
     def abort(self, *, fence: Fence = None) -> None:
         """Ends it early, by the same path, with what is computed."""
+        free = as_fence("fence", fence)
         with self._cache._owner:
-            self._cache._requests.finish(self._work, None, fence, aborted=True)
+            self._cache._requests.finish(self._work, None, free, "abort")

@@ -1,5 +1,5 @@
-"""The requests of one cache: admission as a transaction, loads that become a shorter hit when they
-fail, pages shared as they are computed, and an end in three events (I9, I10, I19, I30).
+"""The requests of one cache: admission as a transaction, pages shared as they are computed, and an
+end in three events (I9, I10, I19, I30).
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from radix._native import Match, lib
+from radix._native import Match
 from radix.admission import blocks_needed, check_fits, reserve_all
-from radix.errors import CapacityError, InvariantError, RequestError
+from radix.errors import InvariantError, RequestError
 from radix.events import Event, RequestEvent, RequestState
 from radix.keys import Tokens
 from radix.lifecycle import Fence, Fences, Work
-from radix.plan import Cursor, Move
+from radix.loading import Loading
+from radix.plan import Cursor
 from radix.residency import Residency
-from radix.tier import Slots, TierMode, Urgency
+from radix.tier import Slots
 from radix.transfers import Job, Transfers
 from radix.tree import NO_SLOT
 
+_NO_ORIGIN = np.empty(0, np.int8)
 LIVE = (RequestState.LOADING, RequestState.RUNNING)
 
 
 class Requests:
     """All requests of one cache.
 
-    ``admit``, ``append``, ``computed``, ``finish``; ``ended`` for each job that ends; ``run`` once
-    a poll. ``placed``: the first tier's slots are columns of the tree (not so when borrowed).
+    ``admit``, ``append``, ``lend``, ``computed``, ``finish``; ``ended`` for each job that ends;
+    ``run`` once a poll. ``placed``: the first tier's slots are columns of the tree (not so when
+    borrowed). ``fenced``: slots of the first tier in quarantine, by group.
     """
 
     def __init__(
@@ -43,11 +46,12 @@ class Requests:
         self.residency = residency
         self.transfers = transfers
         self.fences = fences
+        self.loading = Loading(residency, transfers, page_tokens)
         self.page_tokens = page_tokens
         self.works: dict[int, Work] = {}
-        self.placed = transfers.borrowed is None
-        self._top = 0 if self.placed else -1  # the number of the device in moves
+        self.placed = self.loading.placed
         self._groups = len(residency.groups)
+        self.fenced: list[set[int]] = [set() for _ in range(self._groups)]
         placed_groups = self._groups if self.placed else 0
         self.columns = np.array(
             [residency.tree.column(group, 0) for group in range(placed_groups)], np.uint32
@@ -66,6 +70,7 @@ class Requests:
         match: Match,
         lent: list[Slots] | None,
         device_pages: int,
+        cacheable: int | None,
     ) -> Work:
         """Pins the hit and reserves every page of the request, or raises and changes nothing."""
         residency = self.residency
@@ -73,21 +78,16 @@ class Requests:
         if self.placed:
             check_fits(residency, pages)
             device_pages = match.device_pages
+        else:
+            pages = min(len(row) for row in lent or [])
         hit = max(match.hit_pages, device_pages)
         lease, node, leased = residency.tree.lease(Cursor(root, match.node, match.hit_pages))
         at = Cursor(root, node, leased)
-        if self.placed:
-            try:
-                private = reserve_all(residency, pages - device_pages)
-            except CapacityError:
-                residency.tree.release(lease, stamp=False)
-                raise
-            table = [
-                np.concatenate((residency.slots(at, group, 0, 0, device_pages), slots))
-                for group, slots in enumerate(private)
-            ]
-        else:
-            table = [np.ascontiguousarray(slots, np.int32).copy() for slots in lent or []]
+        try:
+            table = self._table(at, pages, device_pages, lent or [])
+        except BaseException:
+            residency.tree.release(lease, stamp=False)
+            raise
         work = Work(
             number=self._next,
             tokens=tokens.copy(),
@@ -100,157 +100,60 @@ class Requests:
             hit_pages=hit,
             frontier=device_pages,
             inserted=leased,
+            admitted_pages=hit,
+            origin=_NO_ORIGIN,
             ready=[np.zeros(hit, np.bool_) for _ in range(self._groups)],
             coming=[np.zeros(hit, np.bool_) for _ in range(self._groups)],
-            sources={},
+            cacheable=cacheable,
         )
         self._next += 1
         self.works[work.number] = work
         self._tell(work, RequestState.LOADING)
-        self._sources(work)
-        work.admitted_pages = hit
-        self.advance(work)
+        try:
+            work.origin = self.loading.origin_of(work)
+            self._advance(work)
+        except BaseException:
+            self.finish(work, None, None)
+            raise
         return work
 
-    def _sources(self, work: Work) -> None:
-        """Counts the hit by the tier that serves it: of group 0, which stands for the prompt."""
-        if work.frontier:
-            work.sources[self.transfers.tier_name(self._top)] = work.frontier
-        left = work.hit_pages - work.frontier
-        for tier in range(1 if self.placed else 0, len(self.residency.tiers)):
-            if left <= 0:
-                break
-            have = self._source_of(work, 0, work.frontier, work.hit_pages) == tier
-            if have.any():
-                work.sources[self.residency.tiers[tier].name] = int(have.sum())
+    def _table(self, at: Cursor, pages: int, device_pages: int, lent: list[Slots]) -> list[Slots]:
+        """The page table: the tree's slots of the hit on the device, then private ones."""
+        if not self.placed:
+            return [slots.copy() for slots in lent]
+        private = reserve_all(self.residency, pages - device_pages)
+        if not device_pages:
+            return private
+        return [
+            np.concatenate((self.residency.slots(at, group, 0, 0, device_pages), slots))
+            for group, slots in enumerate(private)
+        ]
 
-    def _source_of(self, work: Work, group: int, lo: int, hi: int) -> npt.NDArray[np.int64]:
-        """For pages [lo, hi) of the hit the uppermost readable tier that holds them, or -1."""
-        source = np.full(hi - lo, -1, np.int64)
-        for tier in reversed(range(len(self.residency.tiers))):
-            if self.residency.tiers[tier].mode is not TierMode.OFF:
-                have = self.residency.slots(work.at, group, tier, lo, hi - lo) != NO_SLOT
-                source[have] = tier
-        return source
-
-    # ------------------------------------------------------------ loading
-    def advance(self, work: Work) -> None:
-        """Takes the hit further towards the device: what arrived is shared, what can move moves,
-        what is nowhere shortens the hit. RUNNING once nothing is missing.
-        """
-        if work.state is not RequestState.LOADING:
-            return
-        for group in range(self._groups):
-            self._advance_group(work, group)
-        if self.placed:
-            self._share(work)
-        else:
-            arrived = [
-                self._reach(work.ready[group], work.frontier) for group in range(self._groups)
-            ]
-            work.frontier = min([*arrived, work.hit_pages])
-        if work.frontier >= work.hit_pages and not self._busy(work):
+    def _advance(self, work: Work) -> None:
+        here = work.frontier >= work.hit_pages or self.loading.advance(work)
+        if here and not self.loading.busy(work):
             self._run(work)
 
-    @staticmethod
-    def _reach(ready: npt.NDArray[np.bool_], first: int) -> int:
-        """The end of the run of True that begins at ``first``."""
-        gaps = np.flatnonzero(~ready[first:])
-        return first + int(gaps[0]) if len(gaps) else len(ready)
-
-    def _advance_group(self, work: Work, group: int) -> None:
-        lo, hi = work.frontier, work.hit_pages
-        if lo >= hi:
-            return
-        wanted = ~(work.ready[group][lo:hi] | work.coming[group][lo:hi])
-        source = self._source_of(work, group, lo, hi)
-        if self.placed:
-            wanted &= source != 0
-        for tier in range(self._top + 1, len(self.residency.tiers)):
-            pages = np.flatnonzero(wanted & (source == tier)).astype(np.int64) + lo
-            if len(pages):
-                pages = pages[~self.transfers.landing(work.at, tier - 1, group, pages)]
-            if len(pages):
-                self._load(work, group, tier, pages)
-        lost = np.flatnonzero(wanted & (source < 0))
-        if len(lost):
-            self.shorten(work, lo + int(lost[0]), "load failed")
-
-    def _load(self, work: Work, group: int, tier: int, pages: npt.NDArray[np.int64]) -> None:
-        if tier - 1 == self._top:
-            slots = work.table[group][pages]
-        else:
-            fits = min(len(pages), self.residency.available(tier - 1, group))
-            try:
-                slots = self.residency.reserve(tier - 1, group, fits)
-            except CapacityError:
-                fits = 0
-            if fits == 0:
-                if not self._busy(work):
-                    self.shorten(work, int(pages[0]), "tier out")
-                return
-            pages, slots = pages[:fits], slots[:fits]
-        move = Move(work.at, group, tier, tier - 1, pages)
-        job = self.transfers.load(move, slots, work.number, Urgency.DEMAND)
-        if job is not None:
-            if tier - 1 == self._top:
-                work.coming[group][pages] = True
-            return
-        if tier - 1 != self._top:
-            self.residency.tiers[tier - 1].abort(group, slots)
-        if not self._busy(work):
-            self.shorten(work, int(pages[0]), "load failed")
-
-    def _share(self, work: Work) -> None:
-        """Attaches what arrived behind the frontier, in order: the tree's device has no gap."""
-        tree = self.residency.tree
-        reach = work.hit_pages
-        for group in range(self._groups):
-            lo, hi = work.frontier, work.hit_pages
-            column = tree.column(group, 0)
-            have = tree.slots(work.at, column, lo, hi - lo)
-            mine = work.ready[group][lo:hi]
-            # another request brought these pages meanwhile: its blocks count, ours go back
-            twice = (have != NO_SLOT) & (have != work.table[group][lo:hi])
-            twice &= ~work.coming[group][lo:hi]
-            if twice.any():
-                self.residency.tiers[0].abort(group, work.table[group][lo:hi][twice])
-                work.table[group][lo:hi][twice] = have[twice]
-            end = self._reach((have != NO_SLOT) | mine, 0)
-            first = self._reach(have != NO_SLOT, 0)
-            if end > first:
-                self.residency.attach(
-                    work.at, group, 0, lo + first, work.table[group][lo + first : lo + end]
-                )
-            reach = min(reach, lo + end)
-        work.frontier = max(work.frontier, reach)
-
-    def shorten(self, work: Work, page: int, reason: str) -> None:
-        """A load failed: the hit ends here, for all groups, decided once."""
-        if page >= work.hit_pages:
-            return
-        lost = (work.hit_pages - page) * self.page_tokens
-        self.residency.metrics.add(("match", "miss", reason), lost)
-        self.residency.metrics.add(("admit", "hit shortened"), 1)
-        work.hit_pages = page
-
     def _run(self, work: Work) -> None:
-        metrics = self.residency.metrics
-        left = work.hit_pages
-        for name, pages in work.sources.items():
-            served = min(pages, left)
-            left -= served
-            metrics.add(("match", "hit_tokens", name), served * self.page_tokens)
+        """The hit is on the device: the request runs."""
+        metrics, page = self.residency.metrics, self.page_tokens
+        served = work.origin[: work.hit_pages]
+        for tier in range(self.loading.top, len(self.residency.tiers) if len(served) else -1):
+            if pages := int(np.count_nonzero(served == tier)):
+                name = self.transfers.tier_name(tier)
+                metrics.add(("match", "hit_tokens", name), pages * page)
         work.ran = True
-        work.computed = work.told = work.hit_pages * self.page_tokens
-        if self.placed and work.hit_pages < work.inserted:
+        work.computed = work.told = work.hit_pages * page
+        if work.hit_pages < work.inserted:
             tree = self.residency.tree
             tree.move(work.lease, work.at._replace(pages=work.hit_pages))
             work.at = tree.lease_end(work.at.root, work.lease)
             work.inserted = work.hit_pages
         self._tell(work, RequestState.RUNNING)
-        if self.placed:
-            self._offer(work, 0, work.inserted)
+        if self.placed and work.inserted:
+            # what was refused or lost below since it was computed is offered once more
+            for source in range(self.transfers.deepest):
+                self._offer(work, 0, work.inserted, source)
 
     # ------------------------------------------------------------ running
     def append(self, work: Work, tokens: Tokens) -> None:
@@ -273,16 +176,17 @@ class Requests:
     def lend(self, work: Work, slots: list[Slots]) -> None:
         """More of the engine's slots, a run behind the others (borrowed only)."""
         self._live(work, "lend")
-        work.table = [
-            np.concatenate((work.table[group], np.asarray(more, np.int32)))
-            for group, more in enumerate(slots)
-        ]
+        if self.placed:
+            raise RequestError(f"lend: the device slots of request {work.number} are the cache's")
+        work.table = [np.concatenate((work.table[group], more)) for group, more in enumerate(slots)]
         work.pages = min(len(row) for row in work.table)
 
     def computed(self, work: Work, tokens: int, fence: Fence, reuse: Fence) -> None:
         """The state of the first ``tokens`` tokens is written once ``fence`` passes."""
         if work.state is not RequestState.RUNNING:
-            raise RequestError(f"request {work.number} is {work.state.value}, not running")
+            raise RequestError(
+                f"computed: request {work.number} is {work.state.value}, not running"
+            )
         if not work.told <= tokens <= work.count:
             raise ValueError(
                 f"computed is {tokens}, expected {work.told} to {work.count} tokens "
@@ -317,21 +221,21 @@ class Requests:
             if (canonical[group] == NO_SLOT).any():
                 raise InvariantError("I21", "a computed page found no place on the device")
             tier = self.residency.tiers[0]
-            tier.commit(group, slots[group][taken])
-            if not taken.all():
+            if taken.all():
+                tier.commit(group, slots[group])
+            else:
+                tier.commit(group, slots[group][taken])
                 work.table[group][first:full] = canonical[group]
                 self._quarantine(group, slots[group][~taken], reuse)
             self.residency.stored(work.at, group, 0, first, taken)
-        self._offer(work, first, full - first)
+        self._offer(work, first, full - first, self.loading.top)
 
-    def _offer(self, work: Work, first: int, count: int) -> None:
+    def _offer(self, work: Work, first: int, count: int, source: int) -> None:
         """Write-through: what is new goes one tier down."""
         borrowed = None
         if not self.placed:
             borrowed = [row[first : first + count] for row in work.table]
-        work.refused += self.transfers.store(
-            work.at, first, count, self._top, work.number, borrowed
-        )
+        work.refused += self.transfers.store(work.at, first, count, source, work.number, borrowed)
 
     def _quarantine(self, group: int, slots: Slots, fence: Fence) -> None:
         """Slots are free once the fence passes; until then nobody gets them."""
@@ -342,54 +246,68 @@ class Requests:
             tier.abort(group, slots)
             return
         tier.fence(group, slots)
-        self.fences.after(fence, lambda: tier.lift(group, slots))
+        self.fenced[group].update(slots.tolist())
+        self.fences.after(fence, lambda: self._lift(group, slots))
+
+    def _lift(self, group: int, slots: Slots) -> None:
+        self.residency.tiers[0].lift(group, slots)
+        self.fenced[group].difference_update(slots.tolist())
 
     # ------------------------------------------------------------ the end
-    def finish(self, work: Work, cacheable: int | None, fence: Fence, *, aborted: bool) -> None:
+    def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
         """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
-        self._live(work, "finish")
-        if cacheable is not None and cacheable < 0:
-            raise ValueError(f"cacheable_upto must not be negative, not {cacheable}")
+        self._live(work, what)
         limits = [value for value in (work.cacheable, cacheable) if value is not None]
         work.cacheable = min(limits) if limits else None
         work.end_fence = fence
-        work.aborted = aborted
         if work.state is RequestState.LOADING:
-            for job in list(self.transfers.jobs.values()):
-                if job.owner == work.number and not job.storing:
-                    self.residency.tiers[job.move.source].cancel(job.number)
+            self.loading.cancel(work)
         self._tell(work, RequestState.GENERATION_DONE)
         self._close(work)
 
     def _close(self, work: Work) -> None:
         if work.state is RequestState.GENERATION_DONE:
-            self._retry(work)
-            loads = any(
-                job.owner == work.number and not job.storing for job in self.transfers.jobs.values()
-            )
+            if work.refused:
+                self._retry(work)
+            loads = not work.ran and self.loading.busy(work)
             if work.waiting or work.refused or loads:
                 return
             self._finalize(work)
-        if work.state is RequestState.FINALIZED and not self._busy(work):
+        if work.state is RequestState.FINALIZED and not self.loading.busy(work):
             self._tell(work, RequestState.RELEASED)
             del self.works[work.number]
+            self._forget(work)
 
     def _finalize(self, work: Work) -> None:
-        tree = self.residency.tree
+        """No store is submitted any more: private slots go, and the pin, each behind the fence."""
         if self.placed:
-            shared = work.inserted if work.ran else work.frontier
             for group in range(self._groups):
-                self._quarantine(group, work.table[group][shared:], work.end_fence)
-        old = work.at
-        if work.cacheable is not None and work.cacheable // self.page_tokens < work.inserted:
-            keep = work.cacheable // self.page_tokens
-            tree.move(work.lease, work.at._replace(pages=keep))
-            self.residency.forget(old, keep)
-        tree.release(work.lease)
+                self._quarantine(group, work.table[group][work.shared :], work.end_fence)
         if not work.ran:
             lost = work.hit_pages * self.page_tokens
             self.residency.metrics.add(("match", "miss", "aborted"), lost)
         self._tell(work, RequestState.FINALIZED)
+        # what computes up to the fence reads the shared pages too: they stay as long
+        self.fences.after(work.end_fence, lambda: self._let_go(work))
+
+    def _let_go(self, work: Work) -> None:
+        tree = self.residency.tree
+        if work.cacheable is not None and work.ran:
+            # what was there before this request is not its own to give up
+            kept = max(work.cacheable // self.page_tokens, work.hit_pages)
+            if kept < work.inserted:
+                work.kept = kept
+                tree.move(work.lease, work.at._replace(pages=kept))
+                self._forget(work)
+        tree.release(work.lease)
+
+    def _forget(self, work: Work) -> None:
+        """Gives up what may not be kept: when the pin goes, and again once no transfer holds it."""
+        if work.kept is None:
+            return
+        at = self.residency.tree.resolve(work.at)
+        if at.pages > work.kept:
+            self.residency.forget(at, work.kept)
 
     def _retry(self, work: Work) -> None:
         again, work.refused = work.refused, []
@@ -398,20 +316,12 @@ class Requests:
                 work.refused.append((move, upper))
 
     # ------------------------------------------------------------ events
-    def ended(self, job: Job, good: npt.NDArray[np.bool_]) -> None:
+    def ended(self, job: Job, arrived: npt.NDArray[np.bool_]) -> None:
         """A job ended, while its lease stands."""
         self._moved = True
         work = self.works.get(job.owner)
-        if work is None:
-            return
-        if job.storing:
-            return
-        pages = job.move.pages
-        if job.move.target == self._top:
-            work.coming[job.move.group][pages] = False
-            work.ready[job.move.group][pages[good]] = True
-        if not good.all() and work.state is RequestState.LOADING:
-            self.shorten(work, int(pages[~good][0]), "load failed")
+        if work is not None and not job.storing:
+            self.loading.ended(work, job, arrived)
 
     def run(self) -> None:
         """Once a poll: fences, loads that can go on, stores to offer again, ends."""
@@ -420,15 +330,28 @@ class Requests:
         for work in list(self.works.values()):
             if work.state is RequestState.LOADING:
                 if moved:
-                    self.advance(work)
+                    self._advance(work)
             elif work.state is RequestState.RUNNING:
                 if work.refused:
                     self._retry(work)
             else:
                 self._close(work)
 
-    def _busy(self, work: Work) -> bool:
-        return work.number in self.transfers.outstanding
+    def check(self) -> None:
+        """Page tables name the tree's slots where they are shared (I10); counts are in order (I9).
+
+        Cost: the live requests' pages.
+        """
+        for work in self.works.values():
+            who = f"request {work.number}"
+            if not work.computed <= work.told <= work.count or work.hit_pages > work.pages:
+                raise InvariantError("I9", f"{who}: {work.computed} computed of {work.count}")
+            if not self.placed or work.state not in LIVE:
+                continue
+            for group in range(self._groups):
+                have = self.residency.slots(work.at, group, 0, 0, work.shared)
+                if not np.array_equal(have, work.table[group][: work.shared]):
+                    raise InvariantError("I10", f"{who}: its page table is not the tree's")
 
     def _live(self, work: Work, what: str) -> None:
         if work.state not in LIVE:
@@ -438,20 +361,3 @@ class Requests:
         work.state = state
         self.residency.metrics.add(("request", state.value))
         self._events.append(RequestEvent(work.number, state, self._clock()))
-
-
-def miss_reason(residency: Residency, match: Match, at: Cursor, tokens: Tokens, page: int) -> str:
-    """Why the match is not longer: the reason of its first missing page."""
-    if match.stop == lib.RDX_STOP_LIMIT:
-        return "below one page"
-    if match.stop == lib.RDX_STOP_HOLE:
-        off = any(tier.mode is TierMode.OFF for tier in residency.tiers)
-        return "tier out" if off else "evicted"
-    first = match.structural_pages
-    span = tokens[first * page : (first + 1) * page]
-    if len(span) < page:
-        return "below one page"
-    if not residency.tree.key_bytes:
-        return "cold"
-    parent = residency.parent_key(at, first)
-    return "evicted" if residency.was_evicted(parent, span.tobytes()) else "cold"

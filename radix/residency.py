@@ -21,13 +21,16 @@ from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
 GHOSTS = 1 << 16
+CORRUPT = "corrupt"
+NOT_CACHEABLE = "not cacheable"
+OTHER_REASONS = (CORRUPT, NOT_CACHEABLE)
 
 
 class Residency:
     """The tree over the tiers that it places blocks in.
 
     Room: ``reserve``, ``evict``, ``available``. Change: ``attach``, ``drop``, ``forget``.
-    Look: ``slots``, ``readable``, ``was_evicted``, ``check``.
+    Look: ``slots``, ``readable``, ``why_gone``, ``check``.
     """
 
     def __init__(
@@ -44,9 +47,9 @@ class Residency:
         self.metrics = metrics
         self.events = events
         self.root_keys: dict[int, bytes] = {}
-        self.adopted = False  # the first tier's slots belong to the engine
         self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
-        self._ghost_tiers = np.zeros(GHOSTS, np.uint8)
+        self._ghost_why = np.zeros(GHOSTS, np.uint8)
+        self._why = [f"evicted from {tier.name}" for tier in self.tiers] + list(OTHER_REASONS)
         self._evict_keys = tuple(
             [
                 ("evict", "blocks", tier.name, group.name)
@@ -80,7 +83,8 @@ class Residency:
     def reserve(self, tier: int, group: int, count: int) -> Slots:
         """``count`` slots, evicting what has to go. All or nothing as to slots.
 
-        Raises ``CapacityError`` with what is short; evicts nothing if that could not help.
+        Raises ``CapacityError`` with what is short, ``TierError`` for a tier that fails; evicts
+        nothing if that could not help.
         Cost: the slots.
         """
         store = self.tiers[tier]
@@ -91,7 +95,8 @@ class Residency:
         if short > 0:
             stats = self.tree.column_stats(self.tree.column(group, tier))
             may_go = stats.resident - stats.protected
-            if may_go < short and not self._others(tier, group):
+            never = count > store.capacity_blocks(group)
+            if never or (may_go < short and not self._others(tier, group)):
                 raise self.shortage(tier, group, count)
             if len(self.evict(tier, group, short)) < short:
                 self._make_room(tier, group, count)
@@ -141,36 +146,42 @@ class Residency:
         )
 
     def evict(self, tier: int, group: int, count: int) -> Slots:
-        """Evicts up to ``count`` blocks, oldest first; the slots that became free.
-
-        Where the engine owns the slots they are its own again. Cost: the blocks.
-        """
+        """Evicts up to ``count`` blocks, oldest first; the slots that became free. Cost: them."""
         column = self.tree.column(group, tier)
-        slots = np.empty(count, np.int32)
-        ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
-        freed = self.tree.evict(column, slots, ids)
-        slots = slots[:freed]
-        if freed:
-            self.metrics.add(self._evict_keys[column], freed)
+        slots, ids = self._take(column, count)
+        if len(slots):
+            self.metrics.add(self._evict_keys[column], len(slots))
             if ids is not None:
-                self._removed(tier, group, ids[:freed], "evicted")
+                self._removed(tier, group, ids, "evicted", tier)
             self._give_back(tier, group, slots)
         return slots
 
+    def _take(self, column: int, count: int) -> tuple[Slots, Keys | None]:
+        """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
+        slots = np.empty(count, np.int32)
+        ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
+        freed = self.tree.evict(column, slots, ids)
+        return slots[:freed], None if ids is None else ids[:freed]
+
     def _give_back(self, tier: int, group: int, slots: Slots) -> None:
-        if len(slots) and not (tier == 0 and self.adopted):
+        if len(slots):
             self.tiers[tier].free(group, slots)
 
-    def _removed(self, tier: int, group: int, ids: Keys, reason: str) -> None:
+    def _removed(self, tier: int, group: int, ids: Keys, reason: str, why: int) -> None:
         if self.events is not None:
             self.events.append(
                 BlocksRemoved(self.tiers[tier].name, self.groups[group].name, ids, reason)
             )
         if self._ghosts is not None:
-            short = np.ascontiguousarray(ids[:, :8]).view(np.uint64).ravel()
+            short = self._short(ids)
             place = (short & np.uint64(GHOSTS - 1)).astype(np.int64)
             self._ghosts[place] = short
-            self._ghost_tiers[place] = tier
+            self._ghost_why[place] = why
+
+    @staticmethod
+    def _short(ids: Keys) -> npt.NDArray[np.uint64]:
+        """Eight bytes of each id, by which the table of what went knows it."""
+        return np.ascontiguousarray(ids[:, :8]).view(np.uint64).ravel()
 
     # ------------------------------------------------------------ change
     def attach(self, at: Cursor, group: int, tier: int, first: int, slots: Slots) -> Slots:
@@ -180,7 +191,15 @@ class Residency:
         the given slot goes back to the tier: of two equal blocks one is kept.
         """
         canonical = self.tree.attach(at, self.tree.column(group, tier), first, slots)
-        taken = canonical == slots
+        taken = self._settle(tier, group, slots, canonical)
+        self.stored(at, group, tier, first, taken)
+        return canonical
+
+    def _settle(
+        self, tier: int, group: int, slots: Slots, canonical: Slots
+    ) -> npt.NDArray[np.bool_]:
+        """Commits the slots that the tree took and gives the others back; which it took."""
+        taken: npt.NDArray[np.bool_] = canonical == slots
         store = self.tiers[tier]
         if taken.all():
             store.commit(group, slots)
@@ -188,8 +207,7 @@ class Residency:
             if taken.any():
                 store.commit(group, slots[taken])
             store.abort(group, slots[~taken])
-        self.stored(at, group, tier, first, taken)
-        return canonical
+        return taken
 
     def stored(
         self, at: Cursor, group: int, tier: int, first: int, taken: npt.NDArray[np.bool_]
@@ -216,15 +234,15 @@ class Residency:
             return self.root_keys[at.root]
         return self.tree.keys(at, page - 1, 1).tobytes()
 
-    def drop(self, at: Cursor, group: int, tier: int, page: int, reason: str) -> bool:
-        """Takes one block out of a tier (it is corrupt, or gone); whether it was there."""
+    def drop(self, at: Cursor, group: int, tier: int, page: int) -> bool:
+        """Takes one block that is corrupt, or gone, out of a tier; whether it was there."""
         column = self.tree.column(group, tier)
         key = self.tree.keys(at, page, 1) if self.tree.key_bytes else None
         slot = self.tree.drop(at, column, page)
         if slot == NO_SLOT:
             return False
         if key is not None:
-            self._removed(tier, group, key, reason)
+            self._removed(tier, group, key, CORRUPT, self._why.index(CORRUPT))
         self._give_back(tier, group, np.array([slot], np.int32))
         return True
 
@@ -238,12 +256,13 @@ class Residency:
                 column = self.tree.column(group, tier)
                 freed = self.tree.forget(at, column, first, slots, ids)
                 if freed and ids is not None:
-                    self._removed(tier, group, ids[:freed], "not cacheable")
+                    why = self._why.index(NOT_CACHEABLE)
+                    self._removed(tier, group, ids[:freed], NOT_CACHEABLE, why)
                 self._give_back(tier, group, slots[:freed])
 
     # ------------------------------------------------------------ look
-    def was_evicted(self, parent: bytes, page: bytes) -> str | None:
-        """The tier from which the page behind ``parent`` was evicted last, as far as is known."""
+    def why_gone(self, parent: bytes, page: bytes) -> str | None:
+        """Why the page behind ``parent`` left the last tier that it left, as far as is known."""
         if self._ghosts is None:
             return None
         key = np.empty(16, np.uint8)
@@ -252,7 +271,7 @@ class Residency:
         place = int(short) & (GHOSTS - 1)
         if self._ghosts[place] != short:
             return None
-        return self.tiers[int(self._ghost_tiers[place])].name
+        return self._why[int(self._ghost_why[place])]
 
     def check(self, *, device: bool) -> None:
         """Walks the tree's invariants and each tier's own books. Cost: everything."""

@@ -28,7 +28,9 @@ Job: TypeAlias = jobs.Job[Move]
 
 
 class Transfers(Jobs[Move]):
-    """All moves of one cache. Start: ``store``, ``load``. End: ``poll``. Ask: ``landing``."""
+    """All moves of one cache. Start: ``store``, ``load``. End: ``wait``, ``poll``. Ask:
+    ``landing``, ``check``.
+    """
 
     def __init__(
         self,
@@ -81,9 +83,6 @@ class Transfers(Jobs[Move]):
             return []
         refused: list[tuple[Move, Slots]] = []
         for group in range(len(self.residency.groups)):
-            if self.tiers[target].mode is not TierMode.ON:
-                self.count("declined", target, group, count)
-                continue
             if borrowed is None:
                 have = self.residency.slots(at, group, source, first, count)
             else:
@@ -91,7 +90,9 @@ class Transfers(Jobs[Move]):
             below = self.residency.slots(at, group, target, first, count)
             pages = np.flatnonzero((have != NO_SLOT) & (below == NO_SLOT)).astype(np.int64) + first
             pages = pages[~self.landing(at, target, group, pages)]
-            if len(pages):
+            if len(pages) and self.tiers[target].mode is not TierMode.ON:
+                self.count("declined", target, group, len(pages))
+            elif len(pages):
                 move = Move(at, group, source, target, pages)
                 upper_slots = have[pages - first]
                 if not self.submit_store(move, upper_slots, owner):
@@ -126,7 +127,12 @@ class Transfers(Jobs[Move]):
         lease, node, pages = self.tree.lease(end)
         move = Move(Cursor(end.root, node, pages), move.group, move.source, move.target, move.pages)
         unpin = partial(self.tree.release, lease, stamp=False)
-        return self._begin(move, upper, lower, self._keys(move.at, move.pages), owner, unpin)
+        try:
+            keys = self._keys(move.at, move.pages)
+        except BaseException:
+            unpin()
+            raise
+        return self._begin(move, upper, lower, keys, owner, unpin)
 
     def _records(self, move: Move) -> Records:
         first, last = int(move.pages[0]), int(move.pages[-1])
@@ -159,18 +165,21 @@ class Transfers(Jobs[Move]):
             ):
                 self.count("declined", refused.target, refused.group, refused.blocks)
 
-    def _loaded(self, job: Job, done: TransferDone) -> None:
+    def _loaded(self, job: Job, done: TransferDone) -> npt.NDArray[np.bool_]:
         move = job.move
         for page in move.pages[done.corrupt]:
-            self.residency.drop(move.at, move.group, move.source, int(page), "corrupt")
+            self.residency.drop(move.at, move.group, move.source, int(page))
         if move.target <= 0:
-            return  # slots of the first tier are the request's: it attaches them without a gap
+            return done.good  # slots of the first tier are the request's: it attaches them
+        arrived = done.good.copy()
         for lo, hi in self._runs(move.pages, done.good):
-            slots = job.upper_slots[lo:hi]
-            self.residency.attach(move.at, move.group, move.target, int(move.pages[lo]), slots)
+            slots, first = job.upper_slots[lo:hi], int(move.pages[lo])
+            canonical = self.residency.attach(move.at, move.group, move.target, first, slots)
+            arrived[lo:hi] = canonical != NO_SLOT
         bad = job.upper_slots[~done.good]
         if len(bad):
             self.tiers[move.target].abort(move.group, bad)
+        return arrived
 
     @staticmethod
     def _runs(pages: Pages, good: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

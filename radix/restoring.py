@@ -1,0 +1,42 @@
+"""What a persistent tier kept over a restart becomes part of the tree again: linked by key, the
+oldest first; what cannot be linked is given back to the tier, so that it can be reclaimed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radix.namespaces import Namespaces
+from radix.plan import Cursor
+from radix.residency import Residency
+from radix.tier import Restored
+
+
+def adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored) -> None:
+    """Links one namespace and group of what was found. Cost: the records."""
+    records, tree = found.records, residency.tree
+    linked = np.zeros(len(found.slots), np.bool_)
+    pages = records.pages
+    fits = pages is not None and records.keys.shape[1] == 16
+    if fits and pages is not None and pages.shape[1] == tree.page_bytes:
+        root = spaces.root_of(records.namespace)
+        column = tree.column(found.group, tier)
+        linked = tree.restore(root, column, records.keys, records.parents, pages, found.slots)
+        _tell(residency, root, tier, found.group)
+    if not linked.all():
+        residency.tiers[tier].free(found.group, found.slots[~linked])
+    name = residency.tiers[tier].name
+    residency.metrics.add(("restore", "blocks", name), int(linked.sum()))
+    residency.metrics.add(("restore", "unlinked", name), int((~linked).sum()))
+
+
+def _tell(residency: Residency, root: int, tier: int, group: int) -> None:
+    if residency.events is None:
+        return
+    tree = residency.tree
+    column = tree.column(group, tier)
+    for node in tree.nodes(root):
+        lo, hi = tree.interval(node.node, column)
+        if hi > lo:
+            at = Cursor(root, node.node, node.start + node.pages)
+            residency.stored(at, group, tier, node.start + lo, np.ones(hi - lo, np.bool_))
