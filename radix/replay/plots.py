@@ -8,7 +8,9 @@ means the same tier in every figure, and figures are drawn from counted values o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ from radix.replay.report import IndexReport
 TIER_COLOURS = {"device": "#1b6ca8", "host": "#e08e1a", "disk": "#5a8f29"}
 POLICY_COLOURS = {"lru": "#1b6ca8", "optimal": "#c0392b"}
 _OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
-_WINDOWS = 60
+_WINDOWS = 48
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -75,17 +77,8 @@ def plot_hit_ratio_over_time(history: History, path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     figure, axes = _figure("Prompt tokens served from the cache, by tier")
-    edges = _edges(history)
-    seconds = [history.samples[edge].seconds for edge in edges[1:]]
-    tokens = np.diff([history.samples[edge].prompt_tokens for edge in edges])
-    lower = np.zeros(len(seconds))
-    for number, tier in enumerate(history.capacity_bytes):
-        hits = np.diff([history.samples[edge].hit_tokens[tier] for edge in edges])
-        upper = lower + 100 * hits / tokens
-        colour = _colour(TIER_COLOURS, tier, number)
-        axes.fill_between(seconds, lower, upper, color=colour, alpha=0.75, linewidth=0, label=tier)
-        lower = upper
-    axes.plot(seconds, lower, color="#222222", linewidth=1.2, label="all tiers")
+    for number, edges in enumerate(_windows(history)):
+        _draw_shares(axes, history, edges, labelled=number == 0)
     axes.set_xlabel("time (s)")
     axes.set_ylabel("prompt tokens served (% of tokens in the window)")
     _percent_axis(axes)
@@ -162,17 +155,49 @@ def _ratio(part: int, whole: int) -> float:
     return 100 * part / whole if whole else 0.0
 
 
-def _edges(history: History) -> Sequence[int]:
-    """Choose the samples that bound the windows of a ratio: in each window some prompt came."""
-    if not history.samples:
+def _windows(history: History) -> list[list[int]]:
+    """Choose the samples that bound the windows of a ratio, a list for each stretch between marks:
+    no window reaches over a mark, and in each some prompt came.
+    """
+    samples = history.samples
+    if not samples:
         return []
-    count = len(history.samples)
-    places = np.linspace(0, count - 1, min(_WINDOWS, count - 1) + 1).astype(np.int64).tolist()
-    edges = [places[0]]
-    for place in places[1:]:
-        if history.samples[place].prompt_tokens > history.samples[edges[-1]].prompt_tokens:
-            edges.append(place)
-    return edges
+    times = [sample.seconds for sample in samples]
+    cuts = [0, *sorted(bisect_left(times, seconds) for seconds, _ in history.marks), len(samples)]
+    stretches = []
+    for first, end in pairwise(cuts):
+        count = min(end - first, 1 + max(1, _WINDOWS * (end - first) // len(samples)))
+        edges: list[int] = []
+        for place in np.linspace(first, end - 1, count).astype(np.int64).tolist():
+            if not edges or samples[place].prompt_tokens > samples[edges[-1]].prompt_tokens:
+                edges.append(place)
+        if len(edges) > 1:
+            stretches.append(edges)
+    return stretches
+
+
+def _draw_shares(axes: Axes, history: History, edges: Sequence[int], *, labelled: bool) -> None:
+    """Stack the shares of the tiers; that of a window holds over all of it, up to its edge."""
+    samples = [history.samples[edge] for edge in edges]
+    seconds = [sample.seconds for sample in samples]
+    tokens = np.diff([sample.prompt_tokens for sample in samples])
+    lower = np.zeros(len(samples))
+    for number, tier in enumerate(history.capacity_bytes):
+        shares = 100 * np.diff([sample.hit_tokens[tier] for sample in samples]) / tokens
+        upper = lower + np.concatenate((shares[:1], shares))
+        axes.fill_between(
+            seconds,
+            lower,
+            upper,
+            step="pre",
+            color=_colour(TIER_COLOURS, tier, number),
+            alpha=0.75,
+            linewidth=0,
+            label=tier if labelled else None,
+        )
+        lower = upper
+    label = "all tiers" if labelled else None
+    axes.step(seconds, lower, where="pre", color="#222222", linewidth=1.2, label=label)
 
 
 def _marks(axes: Axes, history: History) -> None:
@@ -187,6 +212,7 @@ def _marks(axes: Axes, history: History) -> None:
             va="top",
             fontsize=9,
             color="#555555",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
         )
 
 

@@ -18,7 +18,7 @@ from radix.replay.chains import Chains
 from radix.replay.optimal import optimal_hits
 from radix.replay.options import OPTIMAL
 from radix.replay.output import draft_of
-from radix.replay.traces import Int64Array, Trace
+from radix.replay.traces import Int64Array, Trace, Unit
 
 SCHEMA_VERSION = 1
 
@@ -102,19 +102,26 @@ def write_json(target: str, values: dict[str, Any]) -> None:
 class TieredRun:
     """One pass of requests through a cache over several tiers, with real bytes.
 
-    Counts by tier, direction and reason are in the order in which they should be shown.
+    Counts by tier, direction and reason are in the order in which they should be shown. What is
+    called tokens here are entries of the prompts: blocks, where `unit` is "block".
     `hit_tokens` are prompt tokens that were not computed again, by the tier that served them;
-    `missed_tokens` the others, by reason; `loaded_blocks` came up from a lower tier and
-    `verified_blocks` of them were compared with what had been written.
+    `missed_tokens` the others, by reason. `loaded_blocks` came up from a lower tier to the device,
+    and `verified_blocks` are those of them that were then compared there with what had been
+    written. `declined_blocks` found no room in the tier below, `corrupt_blocks` were read and
+    found damaged (a miss each), `restored_blocks` lay on the disk when it was opened.
     """
 
     label: str
+    unit: Unit
     requests: int
     prompt_tokens: int
     hit_tokens: Mapping[str, int]
     missed_tokens: Mapping[str, int]
     moved_bytes: Mapping[str, int]
     evicted_blocks: Mapping[str, int]
+    declined_blocks: Mapping[str, int]
+    corrupt_blocks: Mapping[str, int]
+    restored_blocks: int
     loaded_blocks: int
     verified_blocks: int
     seconds: float

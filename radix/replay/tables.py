@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rich.markup import escape
 from rich.table import Table
 
 from radix.replay.report import Check, IndexReport, TieredReport, TieredRun
 
+# The name of a row and its cell for each pass.
+Row: TypeAlias = tuple[str, list[str]]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -55,6 +58,9 @@ def tiered_table(report: TieredReport) -> Table:
 def checks_table(checks: Iterable[Check]) -> Table:
     """Return the list of checks, with what was found for each."""
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column()
     for check in checks:
         verdict = "[green]passed[/]" if check.passed else "[bold red]FAILED[/]"
         table.add_row(verdict, escape(check.name), f"[dim]{escape(check.found)}[/]")
@@ -83,18 +89,19 @@ def size(count_bytes: float) -> str:
     return f"{count_bytes:.4g} {_UNITS[unit]}"
 
 
-def _sections(runs: Sequence[TieredRun]) -> Iterable[list[tuple[str, list[str]]]]:
+def _sections(runs: Sequence[TieredRun]) -> Iterable[list[Row]]:
+    unit = f"{runs[0].unit}s" if runs else "tokens"
     yield [
         ("requests", [f"{run.requests:,}" for run in runs]),
-        ("prompt tokens", [f"{run.prompt_tokens:,}" for run in runs]),
+        (f"prompt {unit}", [f"{run.prompt_tokens:,}" for run in runs]),
     ]
     yield [
         *(
-            (f"hit tokens from {tier}", [_of_prompt(run, run.hit_tokens, tier) for run in runs])
+            (f"hit {unit} from {tier}", [_of_prompt(run, run.hit_tokens, tier) for run in runs])
             for tier in _keys(run.hit_tokens for run in runs)
         ),
         (
-            "tokens saved",
+            f"{unit} saved",
             [
                 f"{run.saved_tokens:,} ({share(run.saved_tokens, run.prompt_tokens)})"
                 for run in runs
@@ -102,7 +109,7 @@ def _sections(runs: Sequence[TieredRun]) -> Iterable[list[tuple[str, list[str]]]
         ),
     ]
     yield [
-        (f"missed tokens: {reason}", [_of_prompt(run, run.missed_tokens, reason) for run in runs])
+        (f"missed {unit}: {reason}", [_of_prompt(run, run.missed_tokens, reason) for run in runs])
         for reason in _keys(run.missed_tokens for run in runs)
     ]
     yield [
@@ -110,14 +117,26 @@ def _sections(runs: Sequence[TieredRun]) -> Iterable[list[tuple[str, list[str]]]
         for direction in _keys(run.moved_bytes for run in runs)
     ]
     yield [
-        ("blocks loaded", [f"{run.loaded_blocks:,}" for run in runs]),
+        *_if_any("blocks found on disk at opening", [run.restored_blocks for run in runs]),
+        ("blocks loaded to device", [f"{run.loaded_blocks:,}" for run in runs]),
         ("blocks verified", [f"{run.verified_blocks:,}" for run in runs]),
+        *_by_tier("blocks corrupt on", [run.corrupt_blocks for run in runs]),
     ]
     yield [
-        (f"blocks evicted from {tier}", [f"{run.evicted_blocks.get(tier, 0):,}" for run in runs])
-        for tier in _keys(run.evicted_blocks for run in runs)
+        *_by_tier("blocks evicted from", [run.evicted_blocks for run in runs]),
+        *_by_tier("blocks without room in", [run.declined_blocks for run in runs]),
     ]
     yield [("seconds", [f"{run.seconds:.2f}" for run in runs])]
+
+
+def _by_tier(what: str, counts: Sequence[Mapping[str, int]]) -> Iterable[Row]:
+    for tier in _keys(counts):
+        yield (f"{what} {tier}", [f"{count.get(tier, 0):,}" for count in counts])
+
+
+def _if_any(name: str, counts: Sequence[int]) -> Iterable[Row]:
+    if any(counts):
+        yield (name, [f"{count:,}" for count in counts])
 
 
 def _of_prompt(run: TieredRun, counts: Mapping[str, int], key: str) -> str:

@@ -84,6 +84,22 @@ def test_hit_ratio_over_time_adds_up_the_tiers(
     assert set(map(float, total.get_ydata())) == {40.0}
 
 
+def test_no_window_of_a_hit_ratio_reaches_over_a_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    made = History({"device": 100})
+    for step in range(201):
+        # Nothing hits before the mark at 10 s, everything behind it.
+        hits = max(0, step - 100) * 7
+        made.add(Sample(step / 10, step * 7, {"device": hits}, {"device": 0}, {}))
+    made.mark(9.95, "reopened")
+    plots.plot_hit_ratio_over_time(made, tmp_path / "plot.png")
+    before, after, _mark = figures[0].axes[0].lines
+    assert (max(before.get_xdata()), set(before.get_ydata())) == (9.9, {0.0})
+    assert (min(after.get_xdata()), set(after.get_ydata())) == (10.0, {100.0})
+
+
 def test_hit_ratio_by_capacity_draws_a_curve_for_each_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,12 +74,16 @@ def test_index_report_has_exactly_the_fields_of_its_schema() -> None:
 def test_tiered_report_passes_only_if_every_check_did() -> None:
     run = TieredRun(
         label="cold",
+        unit="token",
         requests=2,
         prompt_tokens=64,
         hit_tokens={"device": 16, "host": 16},
         missed_tokens={"cold": 32},
         moved_bytes={"device to host": 4096},
         evicted_blocks={"device": 1},
+        declined_blocks={},
+        corrupt_blocks={},
+        restored_blocks=0,
         loaded_blocks=1,
         verified_blocks=1,
         seconds=0.25,

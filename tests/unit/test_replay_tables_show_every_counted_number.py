@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
@@ -11,24 +12,32 @@ from radix.replay.tables import checks_table, index_table, size, tiered_table
 
 COLD = TieredRun(
     label="cold",
+    unit="token",
     requests=7,
     prompt_tokens=40_000,
     hit_tokens={"device": 10_001, "host": 2_002},
     missed_tokens={"cold": 27_997},
     moved_bytes={"device to host": 3 << 20},
     evicted_blocks={"device": 4_004},
+    declined_blocks={"disk": 6},
+    corrupt_blocks={},
+    restored_blocks=0,
     loaded_blocks=5_005,
     verified_blocks=5_006,
     seconds=1.25,
 )
 WARM = TieredRun(
     label="warm",
+    unit="token",
     requests=8,
     prompt_tokens=40_000,
     hit_tokens={"device": 0, "host": 0, "disk": 30_003},
     missed_tokens={"corrupt": 9_997},
     moved_bytes={"disk to host": 3 << 30},
-    evicted_blocks={"device": 0},
+    evicted_blocks={},
+    declined_blocks={},
+    corrupt_blocks={"disk": 7},
+    restored_blocks=8_008,
     loaded_blocks=1_875,
     verified_blocks=1_875,
     seconds=0.5,
@@ -58,7 +67,19 @@ def test_tiered_table_has_a_column_for_each_pass() -> None:
     assert row(text, "blocks loaded") == ["5,005", "1,875"]
     assert row(text, "blocks verified") == ["5,006", "1,875"]
     assert row(text, "blocks evicted from device") == ["4,004", "0"]
+    assert row(text, "blocks without room in disk") == ["6", "0"]
+    assert row(text, "blocks corrupt on disk") == ["0", "7"]
+    assert row(text, "blocks found on disk at opening") == ["0", "8,008"]
     assert row(text, "seconds") == ["1.25", "0.50"]
+
+
+def test_entries_of_block_traces_are_called_blocks() -> None:
+    run = replace(COLD, unit="block", declined_blocks={})
+    text = shown(tiered_table(TieredReport("trace", {}, (run,), ())))
+    assert row(text, "prompt blocks") == ["40,000"]
+    assert row(text, "blocks saved") == ["12,003 (30.0 %)"]
+    assert "tokens" not in text
+    assert "corrupt" not in text
 
 
 def test_index_table_has_a_row_for_each_run() -> None:

@@ -1,0 +1,110 @@
+"""Replay a trace with real bytes through device, host and disk, one request after the other.
+
+Kept here: each prompt is admitted, its hit brought to the device, the rest written as computing it
+would, and shared; what lies on the disk of an earlier replay of the same shape is used; when Ctrl-C
+is pressed, what is durable is kept and nothing else is left behind.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from radix.replay.history import History
+from radix.replay.interrupt import Interrupt, deferred_interrupt
+from radix.replay.options import TierSizes
+from radix.replay.progress import Progress
+from radix.replay.report import TieredReport
+from radix.replay.tiered import Serving, Shape, opened
+from radix.replay.traces import Trace
+
+_SAMPLES = 1000
+
+
+def replay_bytes(
+    trace: Trace,
+    sizes: TierSizes,
+    block_bytes: int,
+    data: Path | None,
+    verify: bool,
+    progress: Progress,
+) -> tuple[TieredReport, History]:
+    """Run a whole trace through the tiers and count hits, bytes moved and blocks verified.
+
+    A prompt longer than the device is cut to what fits. Cost: the bytes of all prompts, some GB/s.
+
+    Args:
+        trace: the prompts; a page is one block id, or `trace.page_tokens` token ids.
+        sizes: blocks a tier; 0 goes without it.
+        block_bytes: bytes of the block of one page.
+        data: the disk tier's directory, opened warm where it exists and kept; None takes a
+            temporary one.
+        verify: whether every block that a request gets back is compared with what it must hold.
+        progress: told how many requests are done.
+
+    Raises:
+        OptionError: the tiers do not fit this machine, or `data` cannot be used.
+        KeyboardInterrupt: Ctrl-C was pressed; what is durable is kept.
+    """
+    with deferred_interrupt() as interrupt, _directory(sizes, data) as directory:
+        shape = Shape(sizes, block_bytes, trace.page_tokens, directory, trace.unit)
+        return _replay(trace, shape, data, verify, progress, interrupt)
+
+
+@contextmanager
+def _directory(sizes: TierSizes, data: Path | None) -> Iterator[Path | None]:
+    if data is not None or not sizes.disk:
+        yield data
+        return
+    with tempfile.TemporaryDirectory(prefix="radix-replay-") as name:
+        yield Path(name)
+
+
+def _replay(
+    trace: Trace,
+    shape: Shape,
+    data: Path | None,
+    verify: bool,
+    progress: Progress,
+    interrupt: Interrupt,
+) -> tuple[TieredReport, History]:
+    history = History(shape.capacity_bytes)
+    progress.phase("requests", len(trace))
+    began = time.perf_counter()
+    with opened(shape, time.perf_counter_ns, events=False) as (cache, device):
+        serving = Serving(cache, device, shape, history, interrupt, verify=verify)
+        step = max(1, len(trace) // _SAMPLES)
+        for number, prompt in enumerate(trace.prompts()):
+            if len(prompt):
+                request = serving.admit(prompt)
+                keys = serving.ready(request)
+                serving.compute(request, keys, request.hit_tokens, len(request))
+                request.finish()
+                serving.poll()
+                serving.pace()
+            if number % step == 0:
+                progress.reach(number)
+                serving.sample(time.perf_counter() - began)
+        serving.settle()
+        serving.sample(time.perf_counter() - began)
+        progress.reach(len(trace))
+        report = TieredReport(
+            source=trace.name,
+            settings={
+                "device_blocks": shape.sizes.device,
+                "host_blocks": shape.sizes.host,
+                "disk_blocks": shape.sizes.disk,
+                "block_bytes": shape.block_bytes,
+                "page_tokens": shape.page_tokens,
+                "page": trace.unit,
+                "device": str(device.device),
+                "data": "" if data is None else str(data),
+                "verify": int(verify),
+            },
+            runs=(serving.run("replay"),),
+            checks=tuple(serving.checks()),
+        )
+    return report, history
