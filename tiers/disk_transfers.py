@@ -257,8 +257,12 @@ class DiskTransfers:
             move.statuses[chosen] = lib.RDX_EIO
             then(move, lib.RDX_EIO, 0)
             return True
-        offsets_in_file = starts + offsets.astype(np.uint64)
-        move.ops = file_ops(move, chosen, fds, offsets_in_file, aligned=self._disk.direct)
+        places = starts + offsets.astype(np.uint64)
+        # In the order of the file: what lies side by side is moved as one piece.
+        order = np.lexsort((places, fds))
+        move.ops = file_ops(
+            move, chosen[order], fds[order], places[order], aligned=self._disk.direct
+        )
         return self._run(
             move,
             lambda job: self.engine.submit_ops(job, transfer.urgency, move.ops, sync=move.storing),

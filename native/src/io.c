@@ -1,5 +1,7 @@
 /* io.c: the transfer threads. A job is cut into pieces of at most RDX_PIECE_BYTES, and a thread
- * asks before each piece what is most urgent, so a demand load waits for one piece at most.
+ * asks before each piece what is most urgent, so a demand load waits for one piece at most. Small
+ * parts that lie one after the other in a file are moved as one piece; if that does not go through
+ * whole, each is moved by itself, so that a part fails for its own reasons only.
  *
  *     submit -> [class queue] -> pieces run -> [sync queue] -> syncs run -> [ready] -> poll
  *                    |                              |             ^
@@ -25,11 +27,13 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define BUCKETS 1024 /* of the table of job ids */
 #define THREADS_MAX 256
+#define PARTS_MAX (RDX_PIECE_BYTES / 4096) /* of a piece */
 
 typedef struct io_job io_job;
 
@@ -65,8 +69,9 @@ typedef struct io_piece {
     uint64_t begin;
     uint64_t end;
     uint32_t part;
-    int sync_fd;  /* -1: no sync */
-    int injected; /* a status to fail with */
+    uint32_t parts; /* more than one: `part` and those behind it, each of them whole */
+    int sync_fd;    /* -1: no sync */
+    int injected;   /* a status to fail with */
 } io_piece;
 
 struct rdx_io {
@@ -233,9 +238,32 @@ static int take_part_piece(io_job *job, io_piece *piece) {
     return 0;
 }
 
+static int follows(const rdx_op *op, const rdx_op *next) {
+    return next->status == RDX_ECANCELED && next->kind == op->kind && next->fd == op->fd &&
+           next->offset == op->offset + op->bytes;
+}
+
+/* Adds the parts that go on where the piece ends, as far as it may grow. Each counts as a piece. */
+static void take_neighbours(rdx_io *io, io_job *job, io_piece *piece) {
+    uint64_t bytes = piece->end;
+    if (piece->injected != RDX_OK || piece->begin != 0 || job->next_byte != 0)
+        return;
+    while (job->next_part < job->parts && piece->parts < PARTS_MAX) {
+        const rdx_op *next = &job->ops[job->next_part];
+        bytes += next->bytes;
+        if (bytes > RDX_PIECE_BYTES || !follows(next - 1, next) || io->fail_countdown == 1 ||
+            io->allowed == 0)
+            break;
+        io->fail_countdown -= io->fail_countdown > 1;
+        io->allowed -= io->allowed != UINT64_MAX;
+        piece->parts++;
+        job->next_part++;
+    }
+}
+
 /* Called with the lock. 0: there was nothing left to begin after all. */
 static int take(rdx_io *io, io_job *job, io_piece *piece) {
-    *piece = (io_piece){.job = job, .sync_fd = -1, .injected = RDX_OK};
+    *piece = (io_piece){.job = job, .parts = 1, .sync_fd = -1, .injected = RDX_OK};
     int taken = 1;
     if (job->list == &io->syncing) {
         piece->sync_fd = job->fds[job->next_sync++];
@@ -251,17 +279,21 @@ static int take(rdx_io *io, io_job *job, io_piece *piece) {
         } else {
             taken = take_part_piece(job, piece);
         }
-        if (!has_more_pieces(job))
-            list_remove(job);
     }
+    if (taken) {
+        if (job->ops != NULL)
+            piece->injected = injected_failure(io);
+        if (io->allowed != UINT64_MAX)
+            io->allowed--;
+        if (job->ops != NULL && piece->sync_fd < 0)
+            take_neighbours(io, job, piece);
+    }
+    if (piece->sync_fd < 0 && !has_more_pieces(job))
+        list_remove(job);
     if (!taken) {
         settle(io, job);
         return 0;
     }
-    if (job->ops != NULL)
-        piece->injected = injected_failure(io);
-    if (io->allowed != UINT64_MAX)
-        io->allowed--;
     if (job->begun_ns == 0)
         job->begun_ns = now_ns();
     job->running++;
@@ -322,24 +354,60 @@ static int write_piece(const rdx_op *op, const io_piece *piece, uint64_t *moved)
     return RDX_OK;
 }
 
-static int run(const io_piece *piece, uint64_t *moved) {
+/* Moves the parts of a piece in one call; 0 where that did not move all of them. */
+static int move_together(const io_piece *piece, uint64_t *moved) {
+    const rdx_op *ops = &piece->job->ops[piece->part];
+    struct iovec runs[PARTS_MAX];
+    uint64_t bytes = 0;
+    ssize_t done;
+    for (uint32_t i = 0; i < piece->parts; i++) {
+        runs[i] = (struct iovec){(void *)(uintptr_t)ops[i].memory, (size_t)ops[i].bytes};
+        bytes += ops[i].bytes;
+    }
+    do {
+        done = ops->kind == RDX_OP_READ
+                   ? preadv(ops->fd, runs, (int)piece->parts, (off_t)ops->offset)
+                   : pwritev(ops->fd, runs, (int)piece->parts, (off_t)ops->offset);
+    } while (done < 0 && errno == EINTR);
+    if (done < 0 || (uint64_t)done != bytes)
+        return 0;
+    *moved += bytes;
+    return 1;
+}
+
+/* The status of each part of a piece. */
+static void run_parts(const io_piece *piece, int *statuses, uint64_t *moved) {
+    if (piece->parts > 1 && move_together(piece, moved)) {
+        memset(statuses, 0, piece->parts * sizeof *statuses);
+        return;
+    }
+    for (uint32_t i = 0; i < piece->parts; i++) {
+        const rdx_op *op = &piece->job->ops[piece->part + i];
+        io_piece alone = *piece;
+        if (piece->parts > 1)
+            alone.end = op->bytes;
+        statuses[i] = op->kind == RDX_OP_READ ? read_piece(op, &alone, moved)
+                                              : write_piece(op, &alone, moved);
+    }
+}
+
+static void run(const io_piece *piece, int *statuses, uint64_t *moved) {
     io_job *job = piece->job;
-    if (piece->injected != RDX_OK)
-        return piece->injected;
-    if (piece->sync_fd >= 0) {
+    if (piece->injected != RDX_OK) {
+        statuses[0] = piece->injected;
+    } else if (piece->sync_fd >= 0) {
         int result;
         do
             result = fdatasync(piece->sync_fd);
         while (result != 0 && errno == EINTR);
-        return result == 0 ? RDX_OK : status_of_errno(errno);
-    }
-    if (job->ops == NULL) {
+        statuses[0] = result == 0 ? RDX_OK : status_of_errno(errno);
+    } else if (job->ops == NULL) {
         rdx_copy_range(&job->copy, piece->begin, piece->end);
         *moved = piece->end - piece->begin;
-        return RDX_OK;
+        statuses[0] = RDX_OK;
+    } else {
+        run_parts(piece, statuses, moved);
     }
-    const rdx_op *op = &job->ops[piece->part];
-    return op->kind == RDX_OP_READ ? read_piece(op, piece, moved) : write_piece(op, piece, moved);
 }
 
 /* The checksum of a part whose bytes are all there; nobody else touches it now. */
@@ -363,25 +431,42 @@ static void finish_sync(io_job *job, int fd, int status) {
     }
 }
 
-/* Called with the lock, which it may give up for a checksum; `running` still counts the piece, so
+/* Called with the lock, which it gives up for checksums; `running` still counts the piece, so
  * neither a sync nor the completion comes before it. */
-static void finish(rdx_io *io, const io_piece *piece, int status, uint64_t moved) {
+static void finish_parts(rdx_io *io, const io_piece *piece, int *statuses) {
+    io_job *job = piece->job;
+    rdx_op *ops = &job->ops[piece->part];
+    int is_whole[PARTS_MAX];
+    int any_whole = 0;
+    for (uint32_t i = 0; i < piece->parts; i++) {
+        is_whole[i] = statuses[i] == RDX_OK && --job->pieces[piece->part + i] == 0;
+        any_whole |= is_whole[i];
+    }
+    if (any_whole) {
+        pthread_mutex_unlock(&io->lock);
+        for (uint32_t i = 0; i < piece->parts; i++)
+            if (is_whole[i])
+                statuses[i] = check_part(&ops[i]);
+        pthread_mutex_lock(&io->lock);
+    }
+    for (uint32_t i = 0; i < piece->parts; i++) {
+        int is_final = is_whole[i] && (ops[i].kind == RDX_OP_READ || job->syncs == 0);
+        if (statuses[i] == RDX_OK && is_final)
+            ops[i].status = RDX_OK;
+        if (statuses[i] != RDX_OK && ops[i].status == RDX_ECANCELED)
+            ops[i].status = statuses[i];
+    }
+}
+
+/* Called with the lock. */
+static void finish(rdx_io *io, const io_piece *piece, int *statuses, uint64_t moved) {
     io_job *job = piece->job;
     job->completion.bytes += moved;
     if (piece->sync_fd >= 0) {
         io->running_syncs--;
-        finish_sync(job, piece->sync_fd, status);
+        finish_sync(job, piece->sync_fd, statuses[0]);
     } else if (job->ops != NULL) {
-        rdx_op *op = &job->ops[piece->part];
-        if (status == RDX_OK && --job->pieces[piece->part] == 0) {
-            pthread_mutex_unlock(&io->lock);
-            status = check_part(op);
-            pthread_mutex_lock(&io->lock);
-            if (status == RDX_OK && (op->kind == RDX_OP_READ || job->syncs == 0))
-                op->status = RDX_OK;
-        }
-        if (status != RDX_OK && op->status == RDX_ECANCELED)
-            op->status = status;
+        finish_parts(io, piece, statuses);
     }
     job->running--;
     settle(io, job);
@@ -390,6 +475,7 @@ static void finish(rdx_io *io, const io_piece *piece, int status, uint64_t moved
 static void *thread_main(void *argument) {
     rdx_io *io = argument;
     io_piece piece;
+    int statuses[PARTS_MAX];
     pthread_mutex_lock(&io->lock);
     while (!io->stopping) {
         io_job *job = io->allowed > 0 ? most_urgent(io) : NULL;
@@ -401,9 +487,9 @@ static void *thread_main(void *argument) {
             continue;
         uint64_t moved = 0;
         pthread_mutex_unlock(&io->lock);
-        int status = run(&piece, &moved);
+        run(&piece, statuses, &moved);
         pthread_mutex_lock(&io->lock);
-        finish(io, &piece, status, moved);
+        finish(io, &piece, statuses, moved);
     }
     pthread_mutex_unlock(&io->lock);
     return NULL;
