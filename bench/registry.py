@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench import tree
+from bench import disk, tree
 from bench.measure import Benchmark
 
 BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark for module in (tree,) for benchmark in module.BENCHMARKS
+    benchmark.name: benchmark for module in (tree, disk) for benchmark in module.BENCHMARKS
 }
