@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from radix.tier import Keys
 
 
@@ -52,6 +55,9 @@ class TransferEvent:
 class BlocksStored:
     """Blocks became resident in a tier: ``keys`` (n, 16) in the order of the path, the first at
     page ``first`` behind the block ``parent`` (16 bytes).
+
+    Of a flat store: ``keys`` (n, 16 + width), each the root key of its namespace and then the key
+    itself; ``parent`` is that root key, ``first`` -1 where positions are unknown.
     """
 
     tier: str
@@ -63,12 +69,22 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks left a tier, children before parents; ``keys`` (n, 16)."""
+    """Blocks left a tier, children before parents; ``keys`` as in BlocksStored."""
 
     tier: str
     group: str
     keys: Keys
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeysDone:
+    """A fetch, load or store of a flat store ended: ``good[i]`` tells whether key i of that call is
+    where it was to go.
+    """
+
+    number: int
+    good: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +95,4 @@ class TierEvent:
     mode: str
 
 
-Event = RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | TierEvent
+Event = RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | KeysDone | TierEvent

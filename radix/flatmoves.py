@@ -1,0 +1,466 @@
+"""Sets of keys on their way between tiers: copies down that follow each commit, and climbs towards
+the first tier, or into rows that the engine lends. Keeps I22 (a job pins its blocks; a block that
+fails to load is dropped, so that nothing is tried for ever) and I23.
+
+    offer   engine's rows --> first tier --> ...    each hop begins when the one above is durable
+    climb   engine's rows <-- first tier <-- ...    as far as each key has to go, in any order
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.errors import CapacityError, TierError
+from radix.events import Event, KeysDone
+from radix.flat import Handles
+from radix.flatresidency import FlatMove, FlatResidency
+from radix.jobs import Job, Jobs, Key, Place
+from radix.keysets import Fetch, FetchState, Mask, deepest_first, first_of_each, names_of
+from radix.plan import Cursor, Pages
+from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone, Urgency
+from radix.tree import NO_SLOT
+
+NOBODY = 0  # the owner of copies that nobody waits for
+
+
+@dataclass(slots=True)
+class Offer:
+    """Keys on their way down, deepest first. ``rows``: the engine's, where ``source`` is -1.
+
+    ``good`` and ``index`` where somebody waits: ``good[index[i]]`` tells how key i fared.
+    """
+
+    root: int
+    group: int
+    source: int
+    keys: Keys
+    positions: Pages
+    rows: Slots | None
+    owner: int
+    good: Mask
+    index: npt.NDArray[np.int64]
+
+    def part(self, pick: Mask) -> Offer:
+        """The keys that ``pick`` names, under the same owner."""
+        return Offer(
+            self.root,
+            self.group,
+            self.source,
+            self.keys[pick],
+            self.positions[pick],
+            None if self.rows is None else self.rows[pick],
+            self.owner,
+            self.good,
+            self.index[pick],
+        )
+
+
+@dataclass(slots=True)
+class Climb:
+    """Keys on their way up to the first tier (``goal`` 0) or to rows of the engine (-1).
+
+    ``leases[i]`` pins key i as long as it is not 0; ``busy[i]``: a job of this climb moves it;
+    ``settled[i]``: it is there, or will not come.
+    """
+
+    number: int
+    root: int
+    group: int
+    goal: int
+    keys: Keys
+    nodes: Handles
+    positions: Pages
+    rows: Slots | None
+    urgency: Urgency
+    leases: Handles
+    settled: Mask
+    good: Mask
+    busy: Mask
+
+
+class FlatTransfers(Jobs[FlatMove]):
+    """All moves of one flat store. Start: ``store``, ``offer``, ``bring``. Go on: ``run``. Ask:
+    ``landing``, ``idle``, ``targets``. Keys that a caller brings land too: ``reserve``,
+    ``unreserve``.
+    """
+
+    residency: FlatResidency
+
+    def __init__(
+        self,
+        residency: FlatResidency,
+        clock: Callable[[], int],
+        namespaces: dict[int, bytes],
+        media: tuple[Tier, ...],
+        borrowed: Tier | None,
+        events: list[Event],
+        writes: bool = True,
+    ) -> None:
+        super().__init__(residency, clock, media, borrowed, events)
+        self.residency = residency
+        self.tree = residency.tree
+        self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
+        self.climbs: dict[int, Climb] = {}
+        self._namespaces = namespaces
+        self._offers: dict[int, Mask] = {}  # who waits for what: how each key fared
+        self._waiting: deque[Offer] = deque()  # refused by a full queue, to be offered again
+        self._parts: dict[int, tuple[Offer | Climb, npt.NDArray[np.int64]]] = {}
+        self._reserved: dict[tuple[int, int], dict[Key, int]] = {}  # by group and root
+        self._moved = False
+
+    def _place(self, move: FlatMove) -> Place:
+        return move.target, move.group, move.root
+
+    def _records(self, move: FlatMove) -> Records:
+        return Records(
+            namespace=self._namespaces[move.root],
+            keys=move.keys,
+            parents=np.zeros((move.blocks, 16), np.uint8),
+            pages=None,
+            positions=move.positions,
+        )
+
+    def new_number(self) -> int:
+        """A number that no job, fetch or reservation has."""
+        self._next += 1
+        return self._next - 1
+
+    def landing(self, root: int, group: int, tier: int, keys: Keys) -> Mask:
+        """Which of the keys are on their way into (tier, group): by a job, or as the caller's
+        reservation. Cost: the keys, if any is.
+        """
+        reserved = self._reserved.get((group, root)) if tier == 0 else None
+        if not reserved and (tier, group, root) not in self._landing:
+            return np.zeros(len(keys), np.bool_)
+        names = names_of(keys)
+        found = self._coming((tier, group, root), names)
+        if reserved:
+            found |= np.fromiter(map(reserved.__contains__, names), np.bool_, len(names))
+        return found
+
+    def reserve(self, root: int, group: int, names: list[Key]) -> int:
+        """Enters keys that the caller brings into the first tier; the number to end it with."""
+        number = self.new_number()
+        self._reserved.setdefault((group, root), {}).update(dict.fromkeys(names, number))
+        return number
+
+    def unreserve(self, root: int, group: int, names: list[Key]) -> None:
+        """What ``reserve`` entered has come, or will not."""
+        here = self._reserved[group, root]
+        for name in names:
+            del here[name]
+        if not here:
+            del self._reserved[group, root]
+        self._moved = True
+
+    def writes_to(self, group: int, rows: Slots) -> bool:
+        """Whether a load that is under way writes one of these rows."""
+        return any(
+            climb.rows is not None
+            and climb.group == group
+            and bool(np.isin(climb.rows, rows).any())
+            for climb in self.climbs.values()
+        )
+
+    def targets(self, tier: int, group: int) -> Slots:
+        """The slots that jobs write in (tier, group)."""
+        slots = [
+            job.lower_slots if job.storing else job.upper_slots
+            for job in self.jobs.values()
+            if (job.move.target, job.move.group) == (tier, group)
+        ]
+        return np.concatenate([*slots, np.empty(0, np.int32)])
+
+    def idle(self) -> bool:
+        """Whether nothing is under way that a completion could take further."""
+        return not (self.jobs or self._waiting)
+
+    # ------------------------------------------------------------ down
+    def offer(self, number: int, offer: Offer) -> None:
+        """Starts copying the engine's rows down; ``KeysDone`` tells the end."""
+        self._offers[number] = offer.good
+        self.store(offer)
+
+    def store(self, offer: Offer) -> None:
+        """Copies keys one tier down. What is there or on its way is left out; what finds no room is
+        declined and counted; what a full queue refuses is offered again by ``run``.
+        """
+        again = self._store(offer)
+        if again is None:
+            return
+        self._waiting.append(again)
+        most = self.tiers[0].capacity_blocks(again.group)
+        while sum(len(kept.keys) for kept in self._waiting) > most:
+            self._decline(self._waiting.popleft())
+
+    def _decline(self, offer: Offer) -> None:
+        self.count("declined", offer.source + 1, offer.group, len(offer.keys))
+
+    def _store(self, offer: Offer) -> Offer | None:
+        """The part that a full queue refused, if any."""
+        group, target = offer.group, offer.source + 1
+        if target > self.deepest or offer.root not in self._namespaces:
+            return None
+        if self.tiers[target].mode is not TierMode.ON:
+            self._decline(offer)
+            return None
+        core = self.residency.core(offer.root)
+        nodes = core.find(offer.keys)
+        have = offer.rows
+        if have is None:
+            have = core.slots(nodes, self.tree.column(group, offer.source))
+        below = core.slots(nodes, self.tree.column(group, target)) != NO_SLOT
+        below |= self.landing(offer.root, group, target, offer.keys)
+        offer.good[offer.index[below]] = True
+        pick = (have != NO_SLOT) & ~below
+        if not pick.any():
+            return None
+        pins = core.lease(nodes[pick & (nodes != 0)])  # making room must not take the source
+        try:
+            lower = self._room(target, group, int(pick.sum()))
+            pick[np.flatnonzero(pick)[: int(pick.sum()) - len(lower)]] = False  # the deepest
+            if not len(lower):
+                return None
+            part = offer.part(pick)
+            return None if self._down(part, nodes[pick], have[pick], lower) else part
+        finally:
+            core.release(pins, stamp=False)
+
+    def _down(self, offer: Offer, nodes: Handles, upper: Slots, lower: Slots) -> bool:
+        target = offer.source + 1
+        move = FlatMove(
+            offer.root, offer.group, offer.source, target, nodes, offer.keys, offer.positions
+        )
+        job = self._pinned(move, upper, lower, offer.owner)
+        accepted = self._start_store(job)
+        if job.number in self.jobs:
+            self._parts[job.number] = (offer, offer.index)
+        return accepted
+
+    def _pinned(self, move: FlatMove, upper: Slots, lower: Slots, owner: int) -> Job[FlatMove]:
+        core = self.residency.core(move.root)
+        known = move.nodes != 0
+        leases = core.lease(move.nodes[known])
+        if not known.all():  # keys that are new to the tree: their namespace must stay
+            root, _, _ = self.tree.lease(Cursor(move.root, move.root, 0))
+            leases = np.append(leases, np.uint64(root))
+        unpin = partial(core.release, leases, stamp=False)
+        return self._begin(move, upper, lower, names_of(move.keys), owner, unpin)
+
+    def _stored(self, job: Job[FlatMove], done: TransferDone) -> None:
+        move, good = job.move, done.good
+        offer, index = self._parts.pop(job.number)
+        offer.good[index] = good
+        if move.source >= 0:
+            self.residency.fasten(move, move.target, good, job.lower_slots)
+        else:
+            self._bring(job, good)
+        if good.any():
+            self.store(
+                offer_of(move.root, move.group, move.target, move.keys[good], move.positions[good])
+            )
+
+    def _bring(self, job: Job[FlatMove], good: Mask) -> None:
+        """The engine's rows arrived in the first tier: the keys may be new to the tree."""
+        move, slots = job.move, job.lower_slots
+        if good.any():
+            where = (move.root, move.group, move.target)
+            self.residency.put(*where, move.keys[good], move.positions[good], slots[good])
+        if not good.all():
+            self.tiers[move.target].abort(move.group, slots[~good])
+
+    # ------------------------------------------------------------ up
+    def bring(
+        self,
+        root: int,
+        group: int,
+        keys: Keys,
+        positions: Pages,
+        rows: Slots | None,
+        urgency: Urgency,
+    ) -> Fetch:
+        """Starts bringing keys to ``rows``, or to the first tier; ``FlatStore.fetch``."""
+        core = self.residency.core(root)
+        nodes = core.find(keys)
+        where = self.residency.where(core, nodes, group)
+        coming = np.zeros(len(keys), np.bool_)
+        if rows is None:
+            coming = self.landing(root, group, 0, keys) | ~first_of_each(names_of(keys))
+            coming &= where != 0
+        leases = np.zeros(len(keys), np.uint64)
+        leases[where >= 0] = core.lease(nodes[where >= 0])
+        order = deepest_first(positions)
+        core.touch(nodes[order][where[order] >= 0])
+        climb = Climb(
+            number=self.new_number(),
+            root=root,
+            group=group,
+            goal=0 if rows is None else -1,
+            keys=keys,
+            nodes=nodes,
+            positions=positions,
+            rows=rows,
+            urgency=urgency,
+            leases=leases,
+            settled=(where < 0) | coming | ((where == 0) if rows is None else False),
+            good=np.zeros(len(keys), np.bool_),
+            busy=np.zeros(len(keys), np.bool_),
+        )
+        self.climbs[climb.number] = climb
+        self._advance(climb)
+        states = np.full(len(keys), FetchState.NO_ROOM, np.int8)
+        states[where < 0] = FetchState.ABSENT
+        states[coming | ~climb.settled] = FetchState.COMING
+        if rows is None:
+            states[where == 0] = FetchState.HERE
+        return Fetch(climb.number, states)
+
+    def _advance(self, climb: Climb) -> None:
+        """Takes every key further that can go; gives up what nothing will bring."""
+        core = self.residency.core(climb.root)
+        left = np.flatnonzero(~climb.settled & ~climb.busy)
+        where = self.residency.where(core, climb.nodes[left], climb.group)
+        self._give_up(climb, left[where < 0])
+        if climb.goal == 0:
+            climb.settled[left[where == 0]] = True
+        waits = False
+        for tier in range(climb.goal + 1, len(self.tiers)):
+            index = left[where == tier]
+            if tier and len(index):
+                others = self._others(climb, tier - 1, index)
+                self._give_up(climb, index[others < 0])  # the caller brings it itself
+                waits = waits or bool((others > 0).any())
+                index = index[others == 0]
+            if len(index):
+                self._up(climb, tier, index)
+        if not waits and climb.number not in self.outstanding:
+            self._give_up(climb, np.flatnonzero(~climb.settled))
+        if climb.settled.all():
+            self._finish(climb)
+
+    def _others(
+        self, climb: Climb, tier: int, index: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int8]:
+        """Who brings keys into ``tier`` already: 1 a job, -1 a reservation, 0 nobody."""
+        names = names_of(climb.keys[index])
+        others = self._coming((tier, climb.group, climb.root), names).astype(np.int8)
+        reserved = self._reserved.get((climb.group, climb.root)) if tier == 0 else None
+        if reserved:
+            others[np.fromiter(map(reserved.__contains__, names), np.bool_, len(names))] = -1
+        return others
+
+    def _give_up(self, climb: Climb, index: npt.NDArray[np.int64]) -> None:
+        climb.settled[index] = True
+        self._loosen(climb, index)
+
+    def _loosen(self, climb: Climb, index: npt.NDArray[np.int64]) -> None:
+        leases = climb.leases[index]
+        if (leases != 0).any():
+            climb.leases[index] = 0
+            self.residency.core(climb.root).release(leases[leases != 0], stamp=False)
+
+    def _up(self, climb: Climb, tier: int, index: npt.NDArray[np.int64]) -> None:
+        """Starts one hop for the first of the keys for which there is room."""
+        group, target = climb.group, tier - 1
+        if climb.rows is not None and target < 0:
+            upper = climb.rows[index]
+        else:
+            upper = self._space(target, group, len(index))
+            index = index[: len(upper)]
+        if not len(index):
+            return
+        nodes = climb.nodes[index]
+        column = self.tree.column(group, tier)
+        lower = self.residency.core(climb.root).slots(nodes, column)
+        keys, positions = climb.keys[index], climb.positions[index]
+        move = FlatMove(climb.root, group, tier, target, nodes, keys, positions)
+        job = self._pinned(move, upper, lower, climb.number)
+        if self._start_load(job, climb.urgency):
+            self._parts[job.number] = (climb, index)
+            climb.busy[index] = True
+        elif target >= 0:
+            self.tiers[target].abort(group, upper)
+
+    def _space(self, tier: int, group: int, count: int) -> Slots:
+        fits = max(0, min(count, self.residency.available(tier, group)))
+        try:
+            return self.residency.reserve(tier, group, fits)
+        except (CapacityError, TierError):
+            return np.empty(0, np.int32)
+
+    def _loaded(self, job: Job[FlatMove], done: TransferDone) -> None:
+        move, good = job.move, done.good
+        climb, index = self._parts.pop(job.number)
+        if not isinstance(climb, Climb):
+            raise TypeError("a load belongs to a climb")
+        climb.busy[index] = False
+        if not good.all():
+            read = self._read_elsewhere(job)
+            self._give_up(climb, index[~good & read])
+            self.residency.take_out(move, move.source, done.corrupt & ~read, "corrupt")
+            if self.tiers[move.source].mode is not TierMode.OFF:
+                lost = ~good & ~done.corrupt & ~read
+                self.residency.take_out(move, move.source, lost, "failed")
+        if move.target >= 0:
+            self.residency.fasten(move, move.target, good, job.upper_slots)
+        else:
+            climb.good[index] = good
+            climb.settled[index[good]] = True
+            self._loosen(climb, index[good])
+
+    def _read_elsewhere(self, job: Job[FlatMove]) -> Mask:
+        """Which source blocks of a load another job reads too: their slots can't be freed yet."""
+        tier, group = job.move.source, job.move.group
+        others = [
+            other.upper_slots if other.storing else other.lower_slots
+            for other in self.jobs.values()
+            if other is not job and (other.move.source, other.move.group) == (tier, group)
+        ]
+        return np.isin(job.lower_slots, np.concatenate([*others, np.empty(0, np.int32)]))
+
+    def _finish(self, climb: Climb) -> None:
+        if climb.goal == 0:
+            core = self.residency.core(climb.root)
+            where = self.residency.where(core, core.find(climb.keys), climb.group)
+            climb.good = where == 0
+        self._loosen(climb, np.arange(len(climb.keys)))
+        del self.climbs[climb.number]
+        self._events.append(KeysDone(climb.number, climb.good))
+
+    # ------------------------------------------------------------ going on
+    def run(self) -> None:
+        """Takes every acknowledgement, and further what waited for it. Cost: what ended."""
+        self.poll(self._ended)
+        for _ in range(len(self._waiting)):
+            again = self._store(self._waiting.popleft())
+            if again is not None:
+                self._waiting.appendleft(again)
+                break
+        if not self.jobs:  # nothing is under way that could make room in a queue
+            while self._waiting:
+                self._decline(self._waiting.popleft())
+        moved, self._moved = self._moved, False
+        if moved:
+            for climb in list(self.climbs.values()):
+                self._advance(climb)
+        held = {offer.owner for offer in self._waiting}
+        for number, good in list(self._offers.items()):
+            if number not in self.outstanding and number not in held:
+                del self._offers[number]
+                self._events.append(KeysDone(number, good))
+
+    def _ended(self, job: Job[FlatMove], good: Mask) -> None:
+        self._moved = True
+
+
+def offer_of(root: int, group: int, source: int, keys: Keys, positions: Pages) -> Offer:
+    """Keys, deepest first, that ``source`` has and nobody waits for."""
+    good = np.zeros(len(keys), np.bool_)
+    index = np.arange(len(keys), dtype=np.int64)
+    return Offer(root, group, source, keys, positions, None, NOBODY, good, index)

@@ -1,0 +1,494 @@
+"""FlatStore: blocks by (group, opaque key) for engines that give keys without tokens or parents. It
+puts a tree of opaque keys, the tiers and the transfers together, in operations on sets of keys.
+Order, leases, slots and checks are literally the tree's. Keeps I8 (reservations and jobs counted),
+I11 (a call that fails changes nothing), I34 (hits and misses add up to what was asked), and one
+thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.arguments import slots_of, tiers_of
+from radix.errors import LeaseError, RequestError
+from radix.events import Event
+from radix.flat import FlatCore, Handles
+from radix.flatmoves import FlatTransfers, Offer
+from radix.flatresidency import FlatResidency
+from radix.gate import Gate
+from radix.groups import Group, check_groups
+from radix.keys import Namespace
+from radix.keysets import (
+    HASHED_BYTES,
+    Fetch,
+    FetchState,
+    FlatLease,
+    Mask,
+    Reservation,
+    deepest_first,
+    first_of_each,
+    hash_keys,
+    keys_of,
+    mask_of,
+    names_of,
+    positions_of,
+    width_of,
+)
+from radix.metrics import Metrics
+from radix.namespaces import Namespaces
+from radix.ownership import Ownership
+from radix.policy.eviction import check_policy
+from radix.reservations import Reservations
+from radix.tier import Restored, Slots, Tier, TierMode, TierUsage, Urgency
+from radix.tree import TreeCore
+
+__all__ = ["Fetch", "FetchState", "FlatLease", "FlatStore", "Reservation", "hash_keys"]
+
+WRITE_POLICIES = ("write_through", "none")
+_RECORD_PAGE_BYTES = 1  # keys have no pages; no token cache has pages of one byte, so that the
+_FLAT_LAYOUT = 1 << 31  # directories of the two never mix, nor do their namespaces
+
+
+class FlatStore:
+    """Blocks by key over tiers, fastest first.
+
+    Ask: ``has``, ``coming``, ``valid_lengths``, ``slots``. Pin, use: ``lease``, ``touch``. Bring:
+    ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that the engine lends. Take:
+    ``fetch`` into the first tier; ``load`` into rows. Run: ``poll``, ``wait``, ``set_mode``,
+    ``flush``, ``check``, ``counters``, ``usage``, ``close``. Keys are (n, key_bytes) uint8; a set
+    stands in the order of its prompt unless ``positions`` say otherwise. One thread at a time: a
+    call while another runs raises ``BusyError``.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        tiers: Sequence[Tier],
+        *,
+        key_bytes: int = HASHED_BYTES,
+        ownership: Ownership = Ownership.OWNED,
+        policy: str = "lru",
+        write: str = "write_through",
+        events: bool = False,
+        clock: Callable[[], int] = lambda: 0,
+        seed: int = 0,
+    ) -> None:
+        """Opens the tiers and takes over what a persistent one holds.
+
+        ``tiers``: fastest first; they are the store's from now on and closed with it. With
+        ``Ownership.BORROWED`` the first is memory of the engine's, whose rows ``store`` and
+        ``load`` name; numbers of tiers count from the one behind it. ``events``: keep the stream
+        of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events alone. Raises
+        ``ValueError`` or ``TypeError`` for a bad argument, ``TierError`` for a tier that does not
+        open; nothing stays open then.
+        """
+        self.groups = check_groups(groups)
+        media = tiers_of(tiers)
+        lent = ownership is Ownership.BORROWED
+        if ownership not in (Ownership.OWNED, Ownership.BORROWED):
+            raise ValueError(f"ownership is {ownership}, expected owned or borrowed")
+        if lent and len(media) < 2:
+            raise ValueError("borrowed rows need a tier below them")
+        check_policy(policy)
+        if write not in WRITE_POLICIES:
+            raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
+        persistent = [tier.name for tier in media if tier.capability.persistent]
+        self.key_bytes = width_of(key_bytes, persistent)
+        self.tiers = media[1:] if lent else media
+        self._media = media
+        self.metrics = Metrics()
+        self._events: list[Event] = []
+        self._owner = Gate()
+        self._dropped: deque[tuple[FlatCore, Handles]] = deque()
+        self.tree = TreeCore(
+            self.key_bytes,
+            groups=len(self.groups),
+            tiers=len(self.tiers),
+            check_ids=False,
+            keep_keys=False,
+            seed=seed,
+        )
+        self._spaces = Namespaces(self.tree, self.groups, _FLAT_LAYOUT | self.key_bytes)
+        stream = self._events if events else None
+        self.residency = FlatResidency(
+            self.tree, self.groups, self.tiers, self.metrics, stream, self._spaces.keys
+        )
+        self.transfers = FlatTransfers(
+            self.residency,
+            clock,
+            self._spaces.names,
+            self.tiers,
+            media[0] if lent else None,
+            self._events,
+            write != "none",
+        )
+        self._reservations = Reservations(self.residency, self.transfers)
+        self._open()
+
+    def _open(self) -> None:
+        opened: list[Tier] = []
+        try:
+            for tier in self._media:
+                tier.attach(self.groups, _RECORD_PAGE_BYTES, opened[-1] if opened else None)
+                opened.append(tier)
+            for number, tier in enumerate(self.tiers):
+                for found in tier.restore():
+                    self._adopt(number, found)
+        except BaseException:
+            for tier in reversed(opened):
+                tier.close()
+            raise
+
+    def _adopt(self, number: int, found: Restored) -> None:
+        """Takes over what a persistent tier kept; what is not ours is given back to it."""
+        records, tier = found.records, self.tiers[number]
+        linked = np.zeros(len(found.slots), np.bool_)
+        if records.pages is None and records.keys.shape[1] == self.key_bytes:
+            root = self._spaces.root_of(records.namespace)
+            column = self.tree.column(found.group, number)
+            kept = self.residency.core(root).insert(records.keys, column, found.slots)
+            linked = kept == found.slots
+            self.residency.tell_stored(
+                root, found.group, number, records.keys[linked], records.positions[linked]
+            )
+        if not linked.all():
+            tier.free(found.group, found.slots[~linked])
+        self.metrics.add(("restore", "blocks", tier.name), int(linked.sum()))
+        self.metrics.add(("restore", "unlinked", tier.name), int((~linked).sum()))
+
+    # ------------------------------------------------------------ asking
+    def _space(self, namespace: Namespace | None) -> tuple[int, FlatCore]:
+        self._drain()
+        root = self._spaces.root(namespace)
+        return root, self.residency.core(root)
+
+    def _group(self, group: object) -> int:
+        if isinstance(group, bool) or not isinstance(group, int):
+            raise TypeError(f"group must be an int, not {type(group).__name__}")
+        if not 0 <= group < len(self.groups):
+            raise ValueError(f"group must be 0 to {len(self.groups) - 1}, not {group}")
+        return group
+
+    def has(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+    ) -> Slots:
+        """The first readable tier that has each key's block, -1 where none. Being asked for counts
+        as use; nothing else changes. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        order = deepest_first(positions_of(positions, len(asked)))
+        with self._owner:
+            root, core = self._space(namespace)
+            nodes = core.find(asked)
+            found = self.residency.where(core, nodes, group)
+            core.touch(nodes[order][found[order] >= 0])
+            self.residency.count_asked(root, asked, found)
+            return found
+
+    def coming(self, keys: object, group: int = 0, *, namespace: Namespace | None = None) -> Mask:
+        """Which keys are on their way into the first tier: reserved, or being loaded. Changes
+        nothing. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        with self._owner:
+            root, _ = self._space(namespace)
+            return self.transfers.landing(root, group, 0, asked)
+
+    def valid_lengths(
+        self, runs: Sequence[object], group: int = 0, *, namespace: Namespace | None = None
+    ) -> npt.NDArray[np.int64]:
+        """How many keys of each run, from its start without a gap, some readable tier has. Changes
+        nothing. Cost: the keys, one crossing for all runs.
+        """
+        parts = [keys_of(f"runs[{i}]", run, self.key_bytes) for i, run in enumerate(runs)]
+        group = self._group(group)
+        if not parts:
+            return np.zeros(0, np.int64)
+        with self._owner:
+            _, core = self._space(namespace)
+            where = self.residency.where(core, core.find(np.concatenate(parts)), group)
+        ends = np.cumsum([len(part) for part in parts])
+        starts = np.concatenate(([0], ends[:-1]))
+        gaps = np.append(np.flatnonzero(where < 0), len(where))
+        first_gap = gaps[np.searchsorted(gaps[:-1], starts)]
+        lengths: npt.NDArray[np.int64] = np.minimum(first_gap, ends) - starts
+        return lengths
+
+    def slots(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        tier: int = 0,
+        namespace: Namespace | None = None,
+    ) -> Slots:
+        """The slot of each key's block in a tier, -1 where it has none. Changes nothing. A slot is
+        only as good as a lease on its key. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        if not 0 <= tier < len(self.tiers):
+            raise ValueError(f"tier must be 0 to {len(self.tiers) - 1}, not {tier}")
+        with self._owner:
+            _, core = self._space(namespace)
+            return core.slots(core.find(asked), self.tree.column(group, tier))
+
+    # ------------------------------------------------------------ pinning and using
+    def lease(
+        self, keys: object, *, namespace: Namespace | None = None, positions: object = None
+    ) -> FlatLease:
+        """Pins every block of the keys that are there, until it is released; ``held`` tells which.
+
+        At its release the keys become the most recently used, the deepest the oldest of them.
+        Cost: the keys.
+        """
+        asked = keys_of("keys", keys, self.key_bytes)
+        order = deepest_first(positions_of(positions, len(asked)))
+        with self._owner:
+            _, core = self._space(namespace)
+            return FlatLease(core, core.find(asked), order, self._dropped, self._owner)
+
+    def release(self, lease: FlatLease) -> None:
+        """Gives a lease back. ``LeaseError`` if done before, or for another store's."""
+        if not lease.belongs_to(self._owner):
+            raise LeaseError("the lease belongs to another store")
+        lease.release()
+
+    def touch(
+        self, keys: object, *, namespace: Namespace | None = None, positions: object = None
+    ) -> None:
+        """Makes the keys that are there the most recently used, the deepest the oldest of them.
+
+        Cost: the keys.
+        """
+        asked = keys_of("keys", keys, self.key_bytes)
+        order = deepest_first(positions_of(positions, len(asked)))
+        with self._owner:
+            _, core = self._space(namespace)
+            core.touch(core.find(asked)[order])
+
+    # ------------------------------------------------------------ bringing
+    def reserve(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+        keep: object = None,
+    ) -> Reservation:
+        """Slots of the first tier for the keys that are neither there nor on their way, all or
+        none. Evicts what has to go, but none of ``keys`` and ``keep``; keys that are there count
+        as used.
+
+        Raises ``CapacityError`` if room is short now, ``NeverFitsError`` if it always will be;
+        nothing has changed then. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        places = positions_of(positions, len(asked))
+        kept = None if keep is None else keys_of("keep", keep, self.key_bytes)
+        with self._owner:
+            _, core = self._space(namespace)
+            return self._reservations.reserve(core, group, asked, places, kept)
+
+    def commit(self, reservation: Reservation, good: object = None) -> None:
+        """The slots are filled: their keys are there from now on, the deepest the oldest of them,
+        and go down as the write policy says. ``good``: which slots hold what they should (None:
+        all); the others are given back. ``LeaseError`` if it ended before. Cost: the keys.
+        """
+        filled = None if good is None else mask_of("good", good, len(reservation))
+        with self._owner:
+            self._drain()
+            self._reservations.commit(reservation, filled)
+
+    def abort(self, reservation: Reservation) -> None:
+        """The slots will not be filled: all is as if they had never been reserved, but for what had
+        to be evicted. ``LeaseError`` if it ended before. Cost: the keys.
+        """
+        with self._owner:
+            self._drain()
+            self._reservations.abort(reservation)
+
+    def store(
+        self,
+        keys: object,
+        rows: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+    ) -> int:
+        """Starts copying rows of the engine's memory into the first tier; the number whose
+        ``KeysDone`` tells how each key fared: good if it is there or was on its way already.
+
+        The rows must stay as they are until then. Only with borrowed rows. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        lent = self._rows(rows, len(asked), group)
+        places = positions_of(positions, len(asked))
+        order = deepest_first(places)
+        with self._owner:
+            root, _ = self._space(namespace)
+            number = self.transfers.new_number()
+            good = np.zeros(len(asked), np.bool_)
+            offer = Offer(
+                root, group, -1, asked[order], places[order], lent[order], number, good, order
+            )
+            self.transfers.offer(number, offer.part(first_of_each(names_of(offer.keys))))
+            return number
+
+    def _rows(self, rows: object, count: int, group: int) -> Slots:
+        if self._media is self.tiers:
+            raise RequestError("rows: the store owns the slots of its first tier; reserve some")
+        lent = slots_of("rows", rows)
+        most = self._media[0].capacity_blocks(group)
+        if len(lent) != count or (count and int(lent.max()) >= most):
+            raise ValueError(f"rows must be {count} rows below {most}, one a key")
+        return lent
+
+    # ------------------------------------------------------------ taking
+    def fetch(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+        urgency: Urgency = Urgency.DEMAND,
+    ) -> Fetch:
+        """Starts moving keys into the first tier, as far as there is room without evicting each
+        other. The ``KeysDone`` of its number tells the end.
+
+        A block that is corrupt or fails to load is dropped where it lies: the key is a miss from
+        then on, unless a deeper tier has it. Being fetched counts as use. Cost: the keys.
+        """
+        return self._climb(keys, None, group, namespace, positions, urgency)
+
+    def load(
+        self,
+        keys: object,
+        rows: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+        urgency: Urgency = Urgency.DEMAND,
+    ) -> Fetch:
+        """Starts copying keys into rows of the engine's memory; ``KeysDone`` tells which arrived.
+
+        As ``fetch`` otherwise; what is larger than the tiers in between streams through them. The
+        rows are written until then. Only with borrowed rows. Cost: the keys.
+        """
+        count = len(keys_of("keys", keys, self.key_bytes))
+        lent = self._rows(rows, count, self._group(group))
+        if len(np.unique(lent)) != count or self.transfers.writes_to(group, lent):
+            raise ValueError("rows: two loads into one row")
+        return self._climb(keys, lent, group, namespace, positions, urgency)
+
+    def _climb(
+        self,
+        keys: object,
+        rows: Slots | None,
+        group: int,
+        namespace: Namespace | None,
+        positions: object,
+        urgency: Urgency,
+    ) -> Fetch:
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        places = positions_of(positions, len(asked))
+        with self._owner:
+            root, _ = self._space(namespace)
+            return self.transfers.bring(root, group, asked, places, rows, urgency)
+
+    # ------------------------------------------------------------ running
+    def poll(self) -> list[Event]:
+        """Takes completions, lets what waited go on; the events since the last call.
+
+        Never blocks. Cost: what ended and what waits.
+        """
+        with self._owner:
+            self._drain()
+            self.transfers.run()
+            events = self._events[:]
+            self._events.clear()
+            return events
+
+    def wait(self, timeout_s: float = 0.05) -> None:
+        """Blocks until a tier has completions for ``poll``, or the time is over."""
+        with self._owner:
+            self.transfers.wait(timeout_s)
+
+    def set_mode(self, tier: str, mode: TierMode) -> None:
+        """Switches a tier on, read-only or off."""
+        with self._owner:
+            for each in self._media:
+                if each.name == tier:
+                    each.set_mode(mode)
+                    return
+            raise ValueError(f"tier {tier!r} is not one of {[t.name for t in self._media]}")
+
+    def flush(self) -> list[Event]:
+        """Ends every transfer and makes durable what is stored. Blocks; the events meanwhile."""
+        events = self.poll()
+        while not self.transfers.idle():
+            self.wait()
+            events += self.poll()
+        with self._owner:
+            for tier in self.tiers:
+                tier.flush()
+        return events
+
+    def counters(self) -> Mapping[str, int]:
+        """Every counter by its dotted name, sorted."""
+        return self.metrics.snapshot()
+
+    def usage(self) -> dict[str, TierUsage]:
+        """Bytes and blocks in use by tier."""
+        with self._owner:
+            return {tier.name: tier.usage() for tier in self.tiers}
+
+    def check(self) -> None:
+        """Walks every invariant of tree, tiers and transfers, and that each slot in use has one
+        owner (I7, I8); ``InvariantError`` names the first broken. Cost: everything.
+        """
+        with self._owner:
+            self._drain()
+            self.residency.check(device=False)
+            self.transfers.check()
+            for number in range(len(self.tiers)):
+                for group in range(len(self.groups)):
+                    held = [self.transfers.targets(number, group)]
+                    if number == 0:
+                        held += self._reservations.slots(group)
+                    self.residency.check_owners(number, group, held)
+
+    def _drain(self) -> None:
+        while self._dropped:
+            core, leases = self._dropped.popleft()
+            core.release(leases)
+            self.metrics.add(("lease", "dropped"))
+        if count := self._reservations.drain():
+            self.metrics.add(("reserve", "dropped"), count)
+
+    def close(self) -> None:
+        """Ends what is under way, keeps what is durable, closes the tiers. Idempotent."""
+        if self._owner.closed:
+            return
+        with self._owner:
+            for tier in reversed(self._media):
+                tier.close()
+            self._owner.close()
+
+    def __enter__(self) -> FlatStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
