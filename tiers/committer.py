@@ -71,6 +71,7 @@ class _Shared:
     stores: deque[StoreWork] = field(default_factory=deque)
     removals: deque[RemovalWork] = field(default_factory=deque)
     results: deque[Committed | Removed] = field(default_factory=deque)
+    working: list[StoreWork] = field(default_factory=list)  # in the transaction that runs
     busy: bool = False
     urgent: bool = False
     stuck: bool = False  # the last removals could not be made durable
@@ -102,6 +103,7 @@ class Committer:
             self._shared.stores.append(work)
             if self._shared.broken:
                 self._fail_waiting(TierError(self._tier, self._shared.broken))
+                self._signal()
             self._shared.lock.notify()
 
     def remove(self, work: RemovalWork) -> None:
@@ -170,7 +172,7 @@ class Committer:
             if not shared.stores and not shared.removals:
                 return False
             stopping = shared.stopping
-            stores = self._take_stores()
+            stores = shared.working = self._take_stores()
             removals = list(shared.removals)
             shared.removals.clear()
             shared.urgent = False
@@ -181,7 +183,7 @@ class Committer:
             # A removal that failed goes with a later transaction: until then its slots rest.
             shared.removals.extendleft(reversed(kept))
             shared.stuck = bool(kept)
-            shared.busy = False
+            shared.working, shared.busy = [], False
         self._signal()
         return bool(results) or not stopping
 
@@ -250,7 +252,9 @@ class Committer:
     def _fail_waiting(self, error: TierError) -> None:
         """Under the lock: nothing will be committed any more."""
         shared = self._shared
-        shared.results.extend(Committed(work, error) for work in shared.stores)
+        lost = [*shared.working, *shared.stores]
+        shared.results.extend(Committed(work, error) for work in lost)
+        shared.working = []
         shared.stores.clear()
 
     def _signal(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from radix.errors import InvariantError, TierError, TierUnavailableError
@@ -28,8 +29,9 @@ from radix.tier import (
     TransferDone,
 )
 from tiers.committer import RemovalWork
+from tiers.disk_books import DiskBooks
 from tiers.disk_health import DiskHealth
-from tiers.disk_open import DiskConfig, open_disk
+from tiers.disk_open import DiskConfig, OpenDisk, open_disk
 from tiers.disk_transfers import DiskCounts, DiskTransfers
 from tiers.format import PAYLOADS
 from tiers.pools import PooledTier, checked_count
@@ -38,6 +40,15 @@ from tiers.slab import SEGMENT_BYTES
 _PERSISTENT = Capability(
     persistent=True, shared=False, layer_wise=False, address_mapped=False, shares_bytes=False
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """What a tier has from ``attach`` to ``close``."""
+
+    disk: OpenDisk
+    health: DiskHealth
+    transfers: DiskTransfers
 
 
 class DiskTier(PooledTier):
@@ -79,6 +90,7 @@ class DiskTier(PooledTier):
         self._config = DiskConfig(name, resolved, limit_bytes, payload, segment_bytes, threads)
         self._pid = os.getpid()
         self._restored: tuple[Restored, ...] = ()
+        self._attached: _Attached | None = None
 
     @property
     def counts(self) -> DiskCounts:
@@ -102,13 +114,30 @@ class DiskTier(PooledTier):
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
         opened = open_disk(self._config, checked, page_bytes)
         try:
-            self._health = DiskHealth(self._config, opened)
-            self._transfers = DiskTransfers(self._config, checked, page_bytes, opened, self._health)
+            health = DiskHealth(self._config, opened)
+            transfers = DiskTransfers(self._config, checked, page_bytes, opened, health)
         except BaseException:
             opened.close()
             raise
-        self._disk, self._books, self._restored = opened, opened.books, opened.restored
-        self._groups = checked
+        self._attached = _Attached(opened, health, transfers)
+        self._groups, self._restored = checked, opened.restored
+
+    def _parts(self) -> _Attached:
+        if self._attached is None:
+            raise TierError(self.name, "is not attached to a cache")
+        return self._attached
+
+    @property
+    def _disk(self) -> OpenDisk:
+        return self._parts().disk
+
+    @property
+    def _books(self) -> DiskBooks:
+        return self._parts().disk.books
+
+    @property
+    def _transfers(self) -> DiskTransfers:
+        return self._parts().transfers
 
     def restore(self) -> Sequence[Restored]:
         """What was found at opening, oldest first within a namespace and group; once."""
@@ -185,7 +214,7 @@ class DiskTier(PooledTier):
                 self._disk.files.extend(segment)
             except OSError as error:
                 self._books.abort(group, slots)
-                self._health.path_failed(self._disk.files.path_of(segment), str(error))
+                self._parts().health.path_failed(self._disk.files.path_of(segment), str(error))
                 self._heed()
                 raise TierUnavailableError(self.name, f"segment {segment}: {error}") from error
 
@@ -233,7 +262,7 @@ class DiskTier(PooledTier):
         """Switches it at run time; on again also after the medium has failed."""
         super().set_mode(mode)
         if self._groups:
-            self._health.forgive()
+            self._parts().health.forgive()
 
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Starts writing blocks and their records. Cost here: the slots.
@@ -273,8 +302,8 @@ class DiskTier(PooledTier):
     def _heed(self) -> None:
         """Goes to the mode that the medium allows, where that is less than the present one."""
         order = (TierMode.ON, TierMode.READ_ONLY, TierMode.OFF)
-        if order.index(self._health.verdict) > order.index(self._mode):
-            self._mode = self._health.verdict
+        if order.index(self._parts().health.verdict) > order.index(self._mode):
+            self._mode = self._parts().health.verdict
 
     def wait(self, timeout_s: float) -> None:
         """Returns once ``poll`` has something to give, nothing runs, or the time is over."""

@@ -108,11 +108,14 @@ class DiskRig:
         self, numbers: Sequence[int], slots: Slots, group: int = 0, **record: Any
     ) -> int:
         """Starts writing blocks into reserved slots; the job's number. ``rows`` are used up."""
-        self.jobs += 1
         nbytes = self.groups[group].block_bytes
         self.rows[group][: len(numbers)] = expand(np.array(numbers, np.uint64), nbytes)
-        rows = np.arange(len(numbers), dtype=np.int32)
-        records = records_of(numbers, **record)
+        return self.start_store_of(records_of(numbers, **record), slots, group)
+
+    def start_store_of(self, records: Records | None, slots: Slots, group: int = 0) -> int:
+        """Starts writing the first rows into reserved slots under these records."""
+        self.jobs += 1
+        rows = np.arange(len(slots), dtype=np.int32)
         transfer = Transfer(self.jobs, group, rows, slots, Urgency.STORE, records)
         self.tier.store(transfer, self.upper)
         return self.jobs
