@@ -12,6 +12,7 @@ was shifted or torn equals no block, and no byte is made, copied or compared by 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,20 @@ from radix.tier import Keys, Slots
 from tiers.device import DeviceTier
 
 _WORD_BYTES = 8
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
 
 
 class Content:
     """What the blocks of one cache must hold, in the one group of its device tier.
 
-    Ask: `keys`. Change: `write`. Check: `wrong`. The same code on the CPU and on CUDA.
+    Ask: `keys`. Change: `write`. Check: `wrong`. The bytes are made and compared in this process's
+    memory; where the device is elsewhere they are copied there and back.
     """
 
     def __init__(self, device: DeviceTier, namespace: bytes, page_tokens: int) -> None:
-        """Prepare for a device tier that is attached. Cost: the bytes of one block.
+        """Prepare for a device tier that is attached. Cost: a MiB.
 
         Args:
             device: the tier, whose tensor is written to.
@@ -40,16 +44,15 @@ class Content:
             page_tokens: tokens a page.
         """
         self._blocks = device.tensors[0][0]
+        mapped = self._blocks.device.type == "cpu"
+        self._memory: Bytes | None = self._blocks.numpy() if mapped else None
         self._root = root_key(namespace)
         self._page_tokens = page_tokens
         self._block_bytes = int(self._blocks.shape[1])
         words = -(-self._block_bytes // _WORD_BYTES)
-        base = np.random.default_rng(words).integers(0, 1 << 63, words, dtype=np.int64)
-        self._words = self._blocks.new_empty(0).long().dtype
-        self._base = self._blocks.new_tensor(base, dtype=self._words)
-        self._whole_words = self._block_bytes % _WORD_BYTES == 0
-        self._rows = self._blocks.view(self._words) if self._whole_words else self._blocks
+        self._base = np.random.default_rng(words).integers(0, 1 << 63, words, dtype=np.int64)
         self._step = max(1, _CHUNK_BYTES // self._block_bytes)
+        self._made = np.empty((self._step, words), np.int64)
 
     def keys(self, tokens: Tokens) -> Keys:
         """Return the chained keys (pages, 16) of the full pages. Cost: the tokens."""
@@ -60,9 +63,11 @@ class Content:
 
         Cost: the bytes; on CUDA the writes are queued on the current stream.
         """
-        for rows, seeds in self._chunks(slots, keys):
-            places = self._blocks.new_tensor(rows, dtype=self._words)
-            self._rows.index_copy_(0, places, self._expected(seeds))
+        for rows, blocks in self._chunks(slots, keys):
+            if self._memory is not None:
+                self._memory[rows] = blocks
+            else:
+                self._blocks[self._places(rows)] = self._blocks.new_tensor(blocks)
 
     def wrong(self, slots: Slots, keys: Keys) -> int:
         """Return how many of `slots` do not hold the blocks of `keys`; nothing is changed.
@@ -70,25 +75,27 @@ class Content:
         Cost: the bytes; on CUDA it waits for what is queued on the current stream.
         """
         count = 0
-        for rows, seeds in self._chunks(slots, keys):
-            places = self._blocks.new_tensor(rows, dtype=self._words)
-            same = self._rows.index_select(0, places) == self._expected(seeds)
-            count += int((~same.all(1)).sum())
+        for rows, blocks in self._chunks(slots, keys):
+            if self._memory is not None:
+                found = self._memory[rows]
+            else:
+                found = self._blocks[self._places(rows)].cpu().numpy()
+            if not np.array_equal(found, blocks):
+                count += int(np.count_nonzero((found != blocks).any(axis=1)))
         return count
 
-    def _chunks(
-        self, slots: Slots, keys: Keys
-    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Slots and seeds in pieces of a few MiB, so that what is made stays in the cache."""
-        rows = slots.astype(np.int64)
-        seeds = np.ascontiguousarray(keys[:, :_WORD_BYTES]).view(np.int64).ravel()
-        step = self._step
-        return [(rows[lo : lo + step], seeds[lo : lo + step]) for lo in range(0, len(rows), step)]
+    def _chunks(self, slots: Slots, keys: Keys) -> Iterator[tuple[Indices, Bytes]]:
+        """Slots and what they must hold, about a MiB at a time so that it stays in the cache.
 
-    def _expected(self, seeds: npt.NDArray[np.int64]) -> Any:
-        """A tensor on the device: what the blocks of these seeds hold."""
-        column = self._blocks.new_tensor(seeds, dtype=self._words)
-        words = column[:, None] + self._base
-        if self._whole_words:
-            return words
-        return words.view(self._blocks.dtype)[:, : self._block_bytes]
+        The bytes are valid until the next chunk is asked for.
+        """
+        rows = slots.astype(np.int64)
+        seeds = np.ascontiguousarray(keys[:, :_WORD_BYTES]).view(np.int64)
+        for lo in range(0, len(rows), self._step):
+            part = seeds[lo : lo + self._step]
+            made = np.add(part, self._base, out=self._made[: len(part)])
+            yield rows[lo : lo + self._step], made.view(np.uint8)[:, : self._block_bytes]
+
+    def _places(self, rows: Indices) -> Any:
+        """Row numbers as a tensor on the device."""
+        return self._blocks.new_tensor(rows, dtype=self._blocks.new_empty(0).long().dtype)
