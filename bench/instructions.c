@@ -1,0 +1,56 @@
+/* instructions.c: one full match and one insert of a prompt, for callgrind to count. No Python:
+ * what is counted is rdx_tree_match and rdx_tree_insert with all that they call.
+ *
+ *     usage: instructions PROMPTS TOKENS PAGE_TOKENS; prints the pages that the match found
+ */
+#include "rdx.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint32_t next_id(uint64_t *state) { /* any ids do, as long as they are always the same */
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(*state >> 40);
+}
+
+int main(int count, char **arguments) {
+    if (count != 4)
+        return 2;
+    uint32_t prompts = (uint32_t)atoi(arguments[1]);
+    uint32_t tokens = (uint32_t)atoi(arguments[2]);
+    uint32_t page_tokens = (uint32_t)atoi(arguments[3]);
+    uint32_t pages = tokens / page_tokens;
+    uint32_t column = 0;
+    uint64_t state = 1;
+    rdx_tree_config config = {.page_bytes = 4 * page_tokens,
+                              .check_ids = 1,
+                              .groups = 1,
+                              .tiers = 1,
+                              .key_bytes = 0,
+                              .seed = 1};
+    rdx_tree *tree;
+    rdx_handle root;
+    rdx_match found;
+    rdx_insert made;
+    int32_t *prompt = malloc(tokens * sizeof *prompt);
+    int32_t *slots = malloc(pages * sizeof *slots);
+    if (prompt == NULL || slots == NULL || rdx_tree_new(&config, &tree) != RDX_OK ||
+        rdx_root_new(tree, NULL, &root) != RDX_OK)
+        return 1;
+    for (uint32_t p = 0; p < prompts; p++) {
+        for (uint32_t i = 0; i < tokens; i++)
+            prompt[i] = (int32_t)next_id(&state);
+        for (uint32_t i = 0; i < pages; i++)
+            slots[i] = (int32_t)(p * pages + i);
+        rdx_cursor from = {root, root, 0};
+        if (rdx_tree_insert(tree, from, prompt, pages, &column, 1, slots, NULL, 0, &made) != RDX_OK)
+            return 1;
+    }
+    if (rdx_tree_match(tree, root, prompt, pages, pages, 1, &found) != RDX_OK)
+        return 1;
+    printf("%u\n", found.hit_pages);
+    rdx_tree_free(tree);
+    free(prompt);
+    free(slots);
+    return 0;
+}

@@ -1,0 +1,73 @@
+"""Instructions of a match and of an insert, counted by callgrind: a figure that no noise touches.
+
+Kept here: the native sources are compiled as the extension is in release mode, and only what the
+call itself runs is counted, without Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from bench.measure import OURS, Benchmark, Outcome, Place, Row, Sizes, Skip
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ("-O3", "-std=c11", "-pthread")
+
+
+def _compile(place: Place) -> Path:
+    program = place.data / "instructions"
+    native = ROOT / "native"
+    sources = [Path(__file__).with_suffix(".c"), *sorted((native / "src").glob("*.c"))]
+    command = [os.environ.get("CC", "cc"), *FLAGS, f"-I{native / 'include'}"]
+    command += [*map(str, sources), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    return program
+
+
+def _count(program: Path, function: str, arguments: list[str]) -> tuple[int, int]:
+    """Instructions inside ``function``, and what the program printed."""
+    counts = program.with_name("callgrind.out")
+    command = [
+        *["valgrind", "--tool=callgrind", f"--callgrind-out-file={counts}"],
+        *[f"--toggle-collect={function}", str(program), *arguments],
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = re.search(r"^(?:summary|totals): (\d+)", counts.read_text(), re.MULTILINE)
+    counts.unlink()
+    if found is None:
+        raise RuntimeError("callgrind wrote no summary")
+    return int(found[1]), int(done.stdout)
+
+
+def run_instructions(sizes: Sizes, place: Place) -> Outcome:
+    """Instructions a call: a full hit, and an insert of a prompt that shares nothing."""
+    if shutil.which("valgrind") is None:
+        raise Skip("valgrind is not installed")
+    program = _compile(place)
+    prompts = sizes["prompts"]
+    arguments = [str(prompts), str(sizes["tokens"]), str(sizes["page_tokens"])]
+    match, pages = _count(program, "rdx_tree_match", arguments)
+    insert, _ = _count(program, "rdx_tree_insert", arguments)
+    program.unlink()
+    return Outcome(
+        rows=[
+            Row("match, full hit", OURS, "instructions", (float(match),)),
+            Row("insert, nothing shared", OURS, "instructions", (insert / prompts,)),
+        ],
+        facts={"hit_pages": pages},
+    )
+
+
+BENCHMARKS = (
+    Benchmark(
+        "instructions",
+        "Instructions of a 4,096-token match and insert (callgrind)",
+        run_instructions,
+        smoke={"prompts": 4, "tokens": 512, "page_tokens": 16},
+        full={"prompts": 20, "tokens": 4096, "page_tokens": 16},
+    ),
+)
