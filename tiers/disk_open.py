@@ -21,8 +21,8 @@ import numpy.typing as npt
 from radix.errors import TierUnavailableError
 from radix.groups import Group
 from radix.tier import Records, Restored
-from tiers.copies import checksums, plane_array
 from tiers.disk_books import DiskBooks, headroom_blocks
+from tiers.disk_survivors import columns_of, newest_alone, sound, within_limit
 from tiers.format import (
     HAS_PAGES,
     LEAST_MAP_BYTES,
@@ -311,33 +311,35 @@ def _fill(
     found = index.scan()
     index.drop_unsound()
     names = index.namespaces()
-    keep = _sound(found, groups, pieces, index.epoch, names)
-    segments = _segments(found, slab)
-    keep &= ~np.isin(segments % len(config.paths), list(files.failed))
-    keep = _newest_alone(found, keep, segments, len(groups))
-    keep = _within_limit(found, keep, segments, slab)
+    columns = columns_of(found, slab)
+    keep = sound(found, groups, pieces, index.epoch, names)
+    if files.failed:
+        keep &= ~np.isin(columns.segments % len(config.paths), list(files.failed))
+    keep = newest_alone(found, keep, columns)
+    keep = within_limit(keep, columns, slab)
     rows = found
     if not keep.all():
-        rows, segments = found[keep], segments[keep]
-        _drop(index, found["id"][~keep])
-    live, first = np.unique(segments, return_index=True)
+        _drop(index, columns.ids[~keep])
+        rows, columns = found[keep], columns_of(found[keep], slab)
+    live = np.flatnonzero(np.bincount(columns.segments))
+    owners = np.zeros(int(live.max(initial=-1)) + 1, np.int64)
+    owners[columns.segments] = columns.groups
     files.keep_only(live.tolist() if config.payload == "slab" else ())
     shutil.rmtree(config.paths[0] / "compact.new", ignore_errors=True)
     for segment in range(max(plan.segments, int(live.max(initial=-1)) + 1)):
         if files.path_of(segment) in files.failed:
             slab.ban(segment)
-    for segment, group in zip(live.tolist(), rows["group"][first].tolist(), strict=True):
-        slab.adopt(group, segment)
+    for segment in live.tolist():
+        slab.adopt(int(owners[segment]), segment)
     for group, count in enumerate(pieces):
-        mine = rows["group"] == group
-        slots = np.ascontiguousarray(rows["slot"][mine], np.int32)
+        mine = columns.groups == group
+        slots = columns.slots[mine].astype(np.int32)
         slab.claim(group, slots)
-        books.recorded(group, slots, rows["id"][mine], rows["checksums"][mine, :count])
+        books.recorded(group, slots, columns.ids[mine], rows["checksums"][mine, :count])
     slab.changes()
     used = {int(number) for number in np.unique(rows["namespace"])}
     if used != set(names):
         index.forget_namespaces(used)
-    last = int(found["id"].max(initial=0))
     return OpenDisk(
         dtype=dtype,
         plan=plan,
@@ -348,92 +350,9 @@ def _fill(
         books=books,
         namespaces={number: names[number] for number in used},
         restored=tuple(_restored(rows, names)),
-        next_id=max(last, index.last_id()) + 1,
+        next_id=max(int(found["id"].max(initial=0)), index.last_id()) + 1,
         dropped=index.reclaimed + index.unsound + len(found) - len(rows),
     )
-
-
-# ---------------------------------------------------------------------- what still holds
-
-Mask = npt.NDArray[np.bool_]
-
-
-def _sound(
-    found: Rows, groups: tuple[Group, ...], pieces: list[int], epoch: int, names: dict[int, bytes]
-) -> Mask:
-    """Rows that this layout, epoch and table of namespaces can mean."""
-    group = found["group"].astype(np.int64)
-    keep = (group < len(groups)) & (found["slot"] >= 0) & (found["epoch"] == epoch)
-    keep &= np.isin(found["namespace"], np.fromiter(names, np.uint32, len(names)))
-    lengths = np.array([item.block_bytes for item in groups])
-    whole = np.array([(1 << count) - 1 for count in pieces])
-    group[~keep] = 0
-    keep &= (found["length"] == lengths[group]) & (found["present"] == whole[group])
-    return np.asarray(keep & (found["key_bytes"] <= 32), np.bool_)
-
-
-def _segments(found: Rows, slab: SlabAllocator) -> npt.NDArray[np.int64]:
-    per_segment = np.array([kind.per_segment for kind in slab.classes], np.int64)
-    group = np.minimum(found["group"], len(per_segment) - 1)
-    return np.asarray(found["slot"].astype(np.int64) // per_segment[group], np.int64)
-
-
-def _newest_alone(found: Rows, keep: Mask, segments: npt.NDArray[np.int64], groups: int) -> Mask:
-    """Where two records name one slot, one key or one segment for two groups, the newer holds:
-    the older is one whose removal was not durable yet.
-    """
-    keep = keep.copy()
-    chosen = np.flatnonzero(keep)
-    if not len(chosen):
-        return keep
-    newest = np.zeros(int(segments[chosen].max()) + 1, np.int64)
-    newest[segments[chosen]] = found["group"][chosen]
-    keep[chosen] = newest[segments[chosen]] == found["group"][chosen]
-    chosen = np.flatnonzero(keep)
-    place = found["group"][chosen].astype(np.int64) << 32 | found["slot"][chosen]
-    _keep_last(keep, chosen, place)
-    chosen = np.flatnonzero(keep)
-    names = np.zeros(len(chosen), [("namespace", "<u4"), ("group", "<u4"), ("key", "u1", (32,))])
-    for field in ("namespace", "group", "key"):
-        names[field] = found[field][chosen]
-    plane = plane_array([(names.ctypes.data, names.itemsize, names.itemsize)])
-    _keep_last(keep, chosen, checksums(plane, np.arange(len(chosen), dtype=np.int32)))
-    return keep
-
-
-def _keep_last(keep: Mask, chosen: npt.NDArray[np.int64], values: npt.NDArray[np.generic]) -> None:
-    """Of rows with one value only the last stays."""
-    _, first = np.unique(values[::-1], return_index=True)
-    if len(first) < len(chosen):
-        keep[chosen] = False
-        keep[chosen[len(chosen) - 1 - first]] = True
-
-
-def _within_limit(
-    found: Rows, keep: Mask, segments: npt.NDArray[np.int64], slab: SlabAllocator
-) -> Mask:
-    """Keeps the segments with the newest records, as many as the limit allows, leaves one for each
-    group that has none, and drops the oldest blocks of a group beyond its capacity.
-    """
-    live, inverse = np.unique(segments[keep], return_inverse=True)
-    if not len(live):
-        return keep
-    owners = np.zeros(len(live), np.int64)
-    owners[inverse] = found["group"][keep]
-    most = slab.segments - (len(slab.classes) - len(np.unique(owners)))
-    if len(live) > most:
-        age = np.zeros(len(live), np.float64)
-        np.add.at(age, inverse, found["id"][keep].astype(np.float64))
-        age /= np.bincount(inverse)
-        keep = keep & np.isin(segments, live[np.argsort(-age, kind="stable")[:most]])
-    for group in range(len(slab.classes)):
-        mine = np.flatnonzero(keep & (found["group"] == group))
-        capacity = slab.capacity(group)
-        surplus = len(mine) - (capacity - headroom_blocks(capacity))
-        if surplus > 0:
-            keep = keep.copy()
-            keep[mine[:surplus]] = False
-    return keep
 
 
 def _drop(index: LmdbIndex, ids: npt.NDArray[np.uint64]) -> None:
@@ -459,7 +378,7 @@ def _restored(rows: Rows, names: dict[int, bytes]) -> Iterator[Restored]:
         return
     code = rows["namespace"].astype(np.int64) << 32 | rows["group"].astype(np.int64) << 16
     code |= rows["key_bytes"].astype(np.int64) << 8 | rows["flags"]
-    kinds = np.unique(code)
+    kinds = np.unique(code) if code.min() != code.max() else code[:1]
     for kind in kinds:
         part = rows if len(kinds) == 1 else rows[code == kind]
         width = int(part["key_bytes"][0])

@@ -32,7 +32,7 @@ from tiers.transfer import Planes
 
 PAGE_BYTES = 4096
 MAX_TABLES = 128
-SCAN_CHUNK = 1000  # values that are alive at once: more only cost the memory allocator time
+SCAN_CHUNK = 200  # values alive at once: more of them cost the memory allocator time
 Records = npt.NDArray[np.void]
 Ids = npt.NDArray[np.uint64]
 
@@ -132,17 +132,19 @@ class LmdbIndex:
         counted in ``unsound``, and ``drop_unsound`` removes them.
         """
         width = self._dtype.itemsize
-        chunks: list[bytes] = []
-        count = 0
+        count = at = 0
         with self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
+            out = np.empty(txn.stat(self._records)["entries"] * width, np.uint8)
+            view = out.data
             values = cursor.iternext(keys=False, values=True)
             while chunk := list(itertools.islice(values, SCAN_CHUNK)):
                 count += len(chunk)
                 joined = b"".join(chunk)
                 if len(joined) != width * len(chunk):
                     joined = b"".join(value for value in chunk if len(value) == width)
-                chunks.append(joined)
-        records = np.frombuffer(b"".join(chunks), self._dtype)
+                view[at : at + len(joined)] = joined
+                at += len(joined)
+        records = out[:at].view(self._dtype)
         sound = guards(records) == records["guard"]
         if not sound.all():
             records = records[sound]
