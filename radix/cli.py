@@ -82,7 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CacheError as error:
         return _complain(f"{type(error).__name__}: {error}", EXIT_CHECK_FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted", EXIT_INTERRUPTED)
+        status = _complain("interrupted", EXIT_INTERRUPTED)
+        if arguments is None:
+            # This process is ours and nothing is left to put in order, but taking torch apart
+            # would take longer than all else.
+            sys.stdout.flush()
+            os._exit(status)
+        return status
     except BrokenPipeError:
         # Whoever read our output has gone; the interpreter must not try to flush it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
