@@ -110,7 +110,7 @@ class PrefixCache:
         placed = self.tiers[1:] if lent else self.tiers
         self.metrics = Metrics()
         self._events: list[Event] = []
-        self._owner = Gate()
+        self.gate = Gate()
         self._dropped: deque[int] = deque()
         self.tree = TreeCore(
             self.page_tokens * 4,
@@ -133,7 +133,7 @@ class PrefixCache:
             write != "none",
         )
         self.fences = Fences()
-        self._requests = Requests(
+        self.requests = Requests(
             self.residency, self.transfers, self.fences, self.page_tokens, clock, self._events
         )
         self._open(media)
@@ -187,7 +187,7 @@ class PrefixCache:
         rows = rows_for_prompt(
             self.ownership, slots, len(self.groups), page, len(prompt), room, most
         )
-        with self._owner:
+        with self.gate:
             self._drain()
             root = self._spaces.root(namespace)
             match = self.tree.match(root, prompt, 1, self.residency.readable())
@@ -199,7 +199,7 @@ class PrefixCache:
             if self._shared is not None and rows is not None:
                 self._shared.offer_all(rows)
             try:
-                work = self._requests.admit(root, prompt, room, match, rows, device_pages, limit)
+                work = self.requests.admit(root, prompt, room, match, rows, device_pages, limit)
             except BaseException:
                 if self._shared is not None and rows is not None:
                     self._shared.withdraw_all(rows)
@@ -226,22 +226,22 @@ class PrefixCache:
 
         Never blocks. Cost: what ended and what waits.
         """
-        with self._owner:
+        with self.gate:
             self._drain()
-            self.transfers.poll(self._requests.ended)
-            self._requests.run()
+            self.transfers.poll(self.requests.ended)
+            self.requests.run()
             events = self._events[:]
             self._events.clear()
             return events
 
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until a tier has completions for ``poll``, or the time is over."""
-        with self._owner:
+        with self.gate:
             self.transfers.wait(timeout_s)
 
     def passed(self, step: int) -> None:
         """Step fences up to ``step`` have passed; what waited for them happens at ``poll``."""
-        with self._owner:
+        with self.gate:
             self.fences.step = max(self.fences.step, count_of("step", step))
 
     # ------------------------------------------------------------ engine-driven
@@ -252,16 +252,16 @@ class PrefixCache:
 
         The last ``leave`` tokens never count as hit. Cost: the tokens compared.
         """
-        with self._owner:
+        with self.gate:
             root = self._spaces.root(namespace)
             found = self.tree.match(root, int32(tokens), leave, self.residency.readable())
             return found, Cursor(root, found.node, found.structural_pages)
 
     def lease(self, cursor: Cursor) -> Lease:
         """Pins the path to ``cursor``; a stale one pins a shorter path, never another."""
-        with self._owner:
+        with self.gate:
             self._drain()
-            return Lease(self.tree, cursor, self._dropped, self._owner)
+            return Lease(self.tree, cursor, self._dropped, self.gate)
 
     def insert(
         self,
@@ -281,7 +281,7 @@ class PrefixCache:
         ``ValueError``, ``SlotError``. Cost: the new pages.
         """
         run = int32(tokens)
-        with self._owner:
+        with self.gate:
             lease.native(self.tree)
             if self._lent:
                 raise RequestError("insert: borrowed device slots enter by computed alone")
@@ -323,7 +323,7 @@ class PrefixCache:
             result = self.tree.insert(
                 lease.cursor,
                 run[first * page : (first + count) * page],
-                self._requests.columns,
+                self.requests.columns,
                 slots,
                 canonical,
                 lease.native(self.tree),
@@ -354,7 +354,7 @@ class PrefixCache:
         Of the first tier they are the engine's again where it shares them. Cost: the blocks.
         """
         wanted = count_of("count", count)
-        with self._owner:
+        with self.gate:
             self._drain()
             self._known(group, tier)
             resident = self.tree.column_stats(self.tree.column(group, tier)).resident
@@ -374,7 +374,7 @@ class PrefixCache:
     def offer(self, group: int, slots: object) -> None:
         """Gives the cache free slots of the engine's (shared)."""
         row = slots_of("slots", slots)
-        with self._owner:
+        with self.gate:
             self._known(group)
             self._adopted().offer(group, row)
 
@@ -382,7 +382,7 @@ class PrefixCache:
         """Takes back the slots that the cache does not use (shared): offered in excess, given up by
         a request, or evicted to make room.
         """
-        with self._owner:
+        with self.gate:
             self._known(group)
             return self._adopted().spare(group)
 
@@ -390,7 +390,7 @@ class PrefixCache:
     def explain(self, tokens: object, *, namespace: Namespace | None = None) -> Explanation:
         """Why ``tokens`` would hit as far as they would; changes nothing, counts nothing."""
         prompt = prompt_of(tokens)
-        with self._owner:
+        with self.gate:
             root = self._spaces.root(namespace)
             match = self.tree.match(root, prompt, 1, self.residency.readable())
             return explain(self.residency, match, root, prompt, self.page_tokens)
@@ -401,12 +401,12 @@ class PrefixCache:
 
     def usage(self) -> dict[str, TierUsage]:
         """Bytes and blocks in use by tier."""
-        with self._owner:
+        with self.gate:
             return {tier.name: tier.usage() for tier in self.tiers}
 
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""
-        with self._owner:
+        with self.gate:
             return {
                 number: job.upper_slots
                 for number, job in self.transfers.jobs.items()
@@ -416,7 +416,7 @@ class PrefixCache:
     # ------------------------------------------------------------ running
     def set_mode(self, tier: str, mode: TierMode) -> None:
         """Switches a tier on, read-only or off while requests run."""
-        with self._owner:
+        with self.gate:
             for each in self.tiers:
                 if each.name == tier:
                     each.set_mode(mode)
@@ -434,7 +434,7 @@ class PrefixCache:
         return events
 
     def _flush_tiers(self) -> None:
-        with self._owner:
+        with self.gate:
             for tier in self.transfers.media:
                 tier.flush()
 
@@ -443,12 +443,12 @@ class PrefixCache:
 
         Cost: everything. For tests and for doubt.
         """
-        with self._owner:
+        with self.gate:
             self._drain()
-            self.residency.check(device=self._requests.placed)
+            self.residency.check(device=self.requests.placed)
             self.transfers.check()
-            self._requests.check()
-            check_slots(self.residency, self.transfers, self._requests, self._spaces.names)
+            self.requests.check()
+            check_slots(self.residency, self.transfers, self.requests, self._spaces.names)
 
     def _drain(self) -> None:
         if self._dropped:
@@ -457,10 +457,10 @@ class PrefixCache:
 
     def close(self) -> None:
         """Ends what is under way, keeps what is durable, closes the tiers. Idempotent."""
-        if self._owner.closed:
+        if self.gate.closed:
             return
-        with self._owner, ExitStack() as closing:
-            self._owner.close()
+        with self.gate, ExitStack() as closing:
+            self.gate.close()
             for tier in self.tiers:  # the lowest first: it may still read those above
                 closing.callback(tier.close)
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,30 @@ import numpy.typing as npt
 from radix.arguments import count_of, rows_of, storable
 from radix.errors import TierError
 from radix.events import Event, RequestState
+from radix.gate import Gate
+from radix.groups import Group
 from radix.lifecycle import Fence, Work, as_fence
+from radix.requests import Requests
 from radix.tier import Slots
+from radix.transfers import Transfers
 
-if TYPE_CHECKING:
-    from radix.cache import PrefixCache
+
+class Owner(Protocol):
+    """What a request needs of the cache that it belongs to."""
+
+    gate: Gate
+    requests: Requests
+    transfers: Transfers
+    page_tokens: int
+    groups: tuple[Group, ...]
+
+    def poll(self) -> list[Event]:
+        """Lets what waited go on."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until there is something to poll."""
+        ...
 
 
 class Request:
@@ -29,7 +48,7 @@ class Request:
 
     __slots__ = ("_cache", "_work")
 
-    def __init__(self, cache: PrefixCache, work: Work) -> None:
+    def __init__(self, cache: Owner, work: Work) -> None:
         self._cache = cache
         self._work = work
 
@@ -104,14 +123,14 @@ class Request:
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
         run = storable(tokens)
-        with self._cache._owner:
-            self._cache._requests.append(self._work, run)
+        with self._cache.gate:
+            self._cache.requests.append(self._work, run)
 
     def lend(self, slots: Sequence[object]) -> None:
         """More of the engine's slots, by group, behind those lent at admission (borrowed)."""
         rows = rows_of("slots", slots, len(self._cache.groups))
-        with self._cache._owner:
-            self._cache._requests.lend(self._work, rows)
+        with self._cache.gate:
+            self._cache.requests.lend(self._work, rows)
 
     def computed(self, tokens: int, *, fence: Fence = None, reuse: Fence = None) -> None:
         """The state of the first ``tokens`` tokens is written once ``fence`` passes (None: now).
@@ -121,8 +140,8 @@ class Request:
         """
         count = count_of("computed", tokens)
         written, free = as_fence("fence", fence), as_fence("reuse", reuse)
-        with self._cache._owner:
-            self._cache._requests.computed(self._work, count, written, free)
+        with self._cache.gate:
+            self._cache.requests.computed(self._work, count, written, free)
 
     def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
         """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.
@@ -133,11 +152,11 @@ class Request:
         """
         limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
         free = as_fence("fence", fence)
-        with self._cache._owner:
-            self._cache._requests.finish(self._work, limit, free)
+        with self._cache.gate:
+            self._cache.requests.finish(self._work, limit, free)
 
     def abort(self, *, fence: Fence = None) -> None:
         """Ends it early, by the same path, with what is computed."""
         free = as_fence("fence", fence)
-        with self._cache._owner:
-            self._cache._requests.finish(self._work, None, free, "abort")
+        with self._cache.gate:
+            self._cache.requests.finish(self._work, None, free, "abort")

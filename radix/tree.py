@@ -13,8 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from radix import _native
-from radix._native import ffi, lib
+from radix._native import (
+    Insert,
+    Match,
+    ffi,
+    lease_release,
+    lease_take,
+    lib,
+    set_raiser,
+    tree_address,
+    tree_evict,
+    tree_insert,
+    tree_match,
+    tree_new,
+)
 from radix.errors import STATUS_CLASSES, CacheError, InvariantError, StaleError
 from radix.keys import as_tokens
 from radix.plan import Cursor
@@ -55,7 +67,7 @@ def raise_status(status: int) -> None:
     raise STATUS_CLASSES.get(name, CacheError)(text)
 
 
-_native.set_raiser(raise_status)
+set_raiser(raise_status)
 
 
 class NodeView(NamedTuple):
@@ -117,10 +129,10 @@ class TreeCore:
         self.tiers = tiers
         self.groups = groups
         self.key_bytes = 16 if keep_keys else 0
-        self.capsule = _native.tree_new(
+        self.capsule = tree_new(
             page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed
         )
-        self.native = ffi.cast("rdx_tree *", _native.tree_address(self.capsule))
+        self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
@@ -148,13 +160,13 @@ class TreeCore:
 
     def match(
         self, root: int, tokens: object, leave: int = 1, readable: int = 0xFFFFFFFF
-    ) -> _native.Match:
+    ) -> Match:
         """How much of ``tokens`` (int32 buffer) is there; changes nothing.
 
         The last ``leave`` tokens never count as hit; ``readable`` is a bit mask of tiers.
         Cost: the tokens compared.
         """
-        return _native.tree_match(self.capsule, root, tokens, leave, readable)
+        return tree_match(self.capsule, root, tokens, leave, readable)
 
     def match_many(
         self,
@@ -162,7 +174,7 @@ class TreeCore:
         prompts: Sequence[object],
         leave: int = 1,
         readable: int = 0xFFFFFFFF,
-    ) -> list[_native.Match]:
+    ) -> list[Match]:
         """``match`` for each of many prompts, walked in turns so that their cache misses overlap.
 
         One root a prompt; otherwise as ``match``. Cost: the tokens compared, one crossing.
@@ -181,7 +193,7 @@ class TreeCore:
             )
         )
         return [
-            _native.Match(
+            Match(
                 (
                     m.device_pages,
                     m.hit_pages,
@@ -224,7 +236,7 @@ class TreeCore:
         Go on from there: a split may leave the node that ``cursor`` names behind the pin.
         Cost: nodes newly pinned.
         """
-        return _native.lease_take(self.capsule, cursor.root, cursor.node, cursor.pages)
+        return lease_take(self.capsule, cursor.root, cursor.node, cursor.pages)
 
     def release(self, lease: int, *, stamp: bool = True) -> None:
         """Gives a lease back; ``LeaseError`` the second time.
@@ -232,7 +244,7 @@ class TreeCore:
         ``stamp``: its path becomes the most recently used; False leaves the order as it is (the
         pin of a transfer, whose timing must decide nothing).
         """
-        _native.lease_release(self.capsule, lease, int(stamp))
+        lease_release(self.capsule, lease, int(stamp))
 
     def move(self, lease: int, cursor: Cursor) -> int:
         """Moves a lease along its path; the new end is pinned first. Returns pages pinned."""
@@ -253,14 +265,14 @@ class TreeCore:
         slots: Slots,
         canonical: Slots | None = None,
         lease: int = 0,
-    ) -> _native.Insert:
+    ) -> Insert:
         """Adds the whole pages of ``tokens`` behind ``cursor`` and gives them ``slots``.
 
         ``slots`` and ``canonical``: (columns, pages) int32, -1 for none; ``canonical`` receives
         the slots that count from now on. ``lease`` must end at ``cursor`` and is moved to the new
         end. A stale cursor raises ``StaleError``. Cost: the new pages.
         """
-        return _native.tree_insert(
+        return tree_insert(
             self.capsule,
             cursor.root,
             cursor.node,
@@ -339,7 +351,7 @@ class TreeCore:
         ``slots`` and ``ids`` (len, 16) receive what went, children before parents.
         Cost: the blocks freed.
         """
-        return _native.tree_evict(self.capsule, column, len(slots), slots, ids)
+        return tree_evict(self.capsule, column, len(slots), slots, ids)
 
     def forget(
         self, cursor: Cursor, column: int, first: int, slots: Slots, ids: Keys | None
