@@ -161,6 +161,10 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             undo.callback(files.close)
             index = _open_index(config, plan, mark, dtype)
             undo.callback(index.close)
+            if fresh:  # syncing a file does not make its name durable
+                used = [path for n, path in enumerate(config.paths) if n not in failed]
+                for directory in (used[0], *(path.parent for path in used)):
+                    sync_directory(directory)
             opened = _fill(config, groups, pieces, dtype, plan, index, files, locks, direct)
             if index.file_bytes() > plan.map_bytes:
                 index.close()

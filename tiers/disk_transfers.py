@@ -170,11 +170,16 @@ class DiskTransfers:
         """Blocks until everything that was started has ended; a removal is tried once."""
         done: list[TransferDone] = []
         self.committer.urge()
-        while True:
-            done += self.progress()
-            if not self._moves and self.committer.idle():
-                return done
+        done += self.progress()
+        # Asks what runs, not what was begun: an interrupt may have lost the end of a step.
+        while self._is_under_way():
             self.sleep(1.0)
+            done += self.progress()
+        return done
+
+    def _is_under_way(self) -> bool:
+        steps = (self._jobs and self.engine.pending) or self._mover_jobs
+        return bool(steps or self._reading or self._stalled) or not self.committer.idle()
 
     def close(self) -> None:
         """Ends the threads. Everything must have ended."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tiers.format import sync_directory
 from tiers.slab import ALIGNMENT_BYTES
 
 SEGMENTS_PER_FILE = 64
@@ -86,9 +87,13 @@ class SlabFiles:
     def _descriptor(self, path: int, file: int) -> int:
         descriptor = self._open.get((path, file))
         if descriptor is None:
+            name = self._file(path, file)
+            fresh = not name.exists()
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
-            descriptor = os.open(self._file(path, file), flags, 0o600)
+            descriptor = os.open(name, flags, 0o600)
             self._open[path, file] = descriptor
+            if fresh:  # syncing a file does not make its name durable
+                sync_directory(name.parent)
         return descriptor
 
     def descriptors(
