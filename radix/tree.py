@@ -129,9 +129,7 @@ class TreeCore:
         self.tiers = tiers
         self.groups = groups
         self.key_bytes = 16 if keep_keys else 0
-        self.capsule = tree_new(
-            page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed
-        )
+        self.capsule = tree_new(page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed)
         self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
@@ -158,9 +156,7 @@ class TreeCore:
         raise_status(status)
         return True
 
-    def match(
-        self, root: int, tokens: object, leave: int = 1, readable: int = 0xFFFFFFFF
-    ) -> Match:
+    def match(self, root: int, tokens: object, leave: int = 1, readable: int = 0xFFFFFFFF) -> Match:
         """How much of ``tokens`` (int32 buffer) is there; changes nothing.
 
         The last ``leave`` tokens never count as hit; ``readable`` is a bit mask of tiers.
