@@ -13,14 +13,16 @@ was shifted or torn equals no block, and no byte is made, copied or compared by 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from radix.keys import Tokens, page_keys, root_key
 from radix.tier import Keys, Slots
-from tiers.device import DeviceTier
+
+if TYPE_CHECKING:
+    from tiers.device import DeviceTier
 
 _WORD_BYTES = 8
 _CHUNK_BYTES = 1 << 20

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,12 +32,14 @@ from radix.replay.report import Check, TieredRun
 from radix.replay.traces import Unit
 from radix.request import Request
 from radix.tier import Keys, Tier
-from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.disk_open import limit_for
 from tiers.host import HostTier
 from tiers.memory import memory_limit_bytes
 from tiers.slab import stride_bytes
+
+if TYPE_CHECKING:
+    from tiers.device import DeviceTier
 
 GROUP = "kv"
 WAIT_S = 0.02
@@ -90,6 +93,8 @@ def opened(
 
 
 def _open(shape: Shape, clock: Callable[[], int], events: bool) -> tuple[PrefixCache, DeviceTier]:
+    from tiers.device import DeviceTier
+
     sizes, group = shape.sizes, Group.full(GROUP, shape.block_bytes)
     host_bytes = sizes.host * stride_bytes(shape.block_bytes)
     device = DeviceTier(blocks=sizes.device)
@@ -111,7 +116,8 @@ def _open(shape: Shape, clock: Callable[[], int], events: bool) -> tuple[PrefixC
             [group], tiers, page_tokens=shape.page_tokens, events=events, clock=clock
         )
     except TierError as error:
-        raise OptionError("--data", str(error)) from error
+        option = "--data" if error.tier == "disk" else "--tiers"
+        raise OptionError(option, str(error)) from error
     except (UnsupportedError, ValueError, MemoryError, RuntimeError) as error:
         # torch says that a device has too little memory with a RuntimeError.
         raise OptionError("--tiers", str(error)) from error
@@ -179,11 +185,13 @@ class Serving:
         fits = self._shape.sizes.device * self._shape.page_tokens - new_tokens
         self.cut_tokens += max(0, len(prompt) - fits)
         prompt = prompt[:fits]
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 request = self.cache.admit(prompt, new_tokens=new_tokens)
             except CapacityError:
-                if not self.cache.transfers.jobs and not make_room():
+                idle = not self.cache.transfers.jobs
+                if (idle and not make_room()) or time.monotonic() > deadline:
                     raise
                 self.wait()
                 continue
