@@ -31,7 +31,7 @@ BAD = [
         ("radix/tree", "radix.lease"),
         ("radix/lease", "radix.cache"),
     ],
-    *[("radix/store", "radix.policy.eviction"), ("radix/policy/eviction", "radix.admission")],
+    *[("radix/lease", "radix.policy.eviction"), ("radix/policy/eviction", "radix.admission")],
     *[
         ("radix/lifecycle", "radix.cache"),
         ("radix/cache", "radix.replay"),
