@@ -152,11 +152,11 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def unreserve(self, root: int, group: int, names: list[Key]) -> None:
         """What ``reserve`` entered has come, or will not."""
-        here = self._reserved[group, root]
+        here = self._reserved.get((group, root), {})
         for name in names:
             del here[name]
         if not here:
-            del self._reserved[group, root]
+            self._reserved.pop((group, root), None)
         self._moved = True
 
     def writes_to(self, group: int, rows: Slots) -> bool:
