@@ -14,13 +14,14 @@ from radix.groups import Group
 from radix.keys import Tokens, as_tokens, check_range
 from radix.tier import Slots, Tier
 
+_INT32 = np.dtype(np.int32)  # one object for all arrays but those of exotic origin
 MOST_PAGE_TOKENS = 65536
 MOST_COLUMNS = 64  # RDX_MAX_COLUMNS
 
 
 def int32(tokens: object) -> Tokens:
     """Token ids as a contiguous int32 array; int32 arrays pass unseen, others as ``as_tokens``."""
-    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.ndim == 1:
+    if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32 and tokens.ndim == 1:
         return tokens if tokens.flags.c_contiguous else np.ascontiguousarray(tokens)
     return as_tokens(tokens)
 

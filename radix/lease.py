@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections import deque
 from types import TracebackType
 
+from radix._native import lease_take
 from radix.errors import LeaseError
 from radix.gate import Gate
 from radix.plan import Cursor
 from radix.tree import TreeCore
+
+_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class Lease:
@@ -27,8 +30,9 @@ class Lease:
         self._tree = tree
         self._dropped = dropped
         self._owner = owner
-        self._id, node, pages = tree.lease(cursor)
-        self.cursor = Cursor(cursor.root, node, pages)
+        root, node, pages = cursor
+        self._id, node, pages = lease_take(tree.capsule, root, node, pages)
+        self.cursor = _tuple(Cursor, (root, node, pages))
 
     @property
     def pages(self) -> int:

@@ -19,6 +19,11 @@ FREE, RESERVED, USED, QUARANTINE = (
     lib.RDX_SLOT_QUARANTINE,
 )
 
+# Bound once: these run several times in each insert, and looking them up costs as much as calling.
+_INT32S = ffi.typeof("int32_t[]")
+_from_buffer = ffi.from_buffer
+_count, _reserve, _move = lib.rdx_pool_count, lib.rdx_pool_reserve, lib.rdx_pool_move
+
 
 class SlotPool:
     """Slots [0, capacity) of one size.
@@ -41,7 +46,8 @@ class SlotPool:
 
     def count(self, state: int) -> int:
         """Slots in ``state``. Cost: O(1)."""
-        return int(lib.rdx_pool_count(self._pool, state))
+        count: int = _count(self._pool, state)
+        return count
 
     def state(self, slot: int) -> int:
         """The state of one slot."""
@@ -50,20 +56,21 @@ class SlotPool:
     def reserve(self, count: int) -> Slots | None:
         """``count`` reserved slots, or None (nothing taken). Cost: count."""
         out = np.empty(count, np.int32)
-        status = lib.rdx_pool_reserve(self._pool, count, ffi.from_buffer("int32_t[]", out))
+        status = _reserve(self._pool, count, _from_buffer(_INT32S, out))
         if status == lib.RDX_EFULL:
             return None
-        if status != lib.RDX_OK:
+        if status:
             raise MemoryError("slot pool")
         return out
 
     def move(self, slots: Slots, source: int, target: int) -> None:
         """Moves all of ``slots`` from one state to another, or raises and moves none (I11)."""
         slots = np.ascontiguousarray(slots, np.int32)
-        status = lib.rdx_pool_move(
-            self._pool, ffi.from_buffer("int32_t[]", slots), len(slots), source, target, self._bad
+        status = _move(
+            self._pool, _from_buffer(_INT32S, slots), len(slots), source, target, self._bad
         )
-        self._raise(status, slots, f"state {source}")
+        if status:
+            self._raise(status, slots, f"state {source}")
 
     def claim(self, slots: Slots) -> None:
         """Marks named free slots as used."""

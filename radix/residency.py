@@ -21,6 +21,7 @@ from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
 GHOSTS = 1 << 16
+_ON, _OFF = TierMode.ON, TierMode.OFF  # members of an Enum are slow to look up
 CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
 OTHER_REASONS = (CORRUPT, NOT_CACHEABLE)
@@ -44,6 +45,7 @@ class Residency:
         self.tree = tree
         self.groups = tuple(groups)
         self.tiers = tuple(tiers)
+        self._bits = tuple((tier, 1 << number) for number, tier in enumerate(self.tiers))
         self.metrics = metrics
         self.events = events
         self.root_keys: dict[int, bytes] = {}
@@ -61,9 +63,9 @@ class Residency:
     def readable(self) -> int:
         """Bit mask of the tiers whose blocks count for a hit."""
         mask = 0
-        for number, tier in enumerate(self.tiers):
-            if tier.mode is not TierMode.OFF:
-                mask |= 1 << number
+        for tier, bit in self._bits:
+            if tier.mode is not _OFF:
+                mask |= bit
         return mask
 
     def slots(self, at: Cursor, group: int, tier: int, first: int, count: int) -> Slots:
@@ -75,7 +77,7 @@ class Residency:
         """Blocks that ``reserve`` could give now: free ones and those that may go; none of a tier
         that is not on.
         """
-        if self.tiers[tier].mode is not TierMode.ON:
+        if self.tiers[tier].mode is not _ON:
             return 0
         stats = self.tree.column_stats(self.tree.column(group, tier))
         return self.tiers[tier].free_blocks(group) + stats.resident - stats.protected
@@ -88,7 +90,7 @@ class Residency:
         Cost: the slots.
         """
         store = self.tiers[tier]
-        if store.mode is not TierMode.ON:
+        if store.mode is not _ON:
             # It gives no slots whatever is evicted, and its blocks may still serve loads.
             raise self.shortage(tier, group, count)
         short = count - store.free_blocks(group)
