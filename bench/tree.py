@@ -60,40 +60,59 @@ def run_match(sizes: Sizes, place: Place) -> Outcome:
     cache = _cache(count * tokens // PAGE_TOKENS)
     for prompt in prompts:
         _insert(cache, prompt)
-    tree, rows = cache.tree, [prompts[number] for number in range(count)]
+    rows = [prompts[number] for number in range(count)]
     root = cache.match(rows[0])[1].root
     limit = _Compare(prompts, sizes["group"], shared)
     rounds, rng = Rounds(), np.random.default_rng(2)
-    hit = 0
     with no_collection():
         for _ in range(sizes["rounds"]):
-            order = shuffled(count, rng)
-            native = [(tree.capsule, root, rows[at], 0, 1) for at in order]
-            rounds.add_median("tree_match", OURS, "us", call_us(_native.tree_match, native))
-            order = shuffled(count, rng)
-            core = [(root, rows[at], 0, 1) for at in order]
-            rounds.add_median("TreeCore.match", OURS, "us", call_us(tree.match, core))
-            order = shuffled(count, rng)
-            alone = [(rows[at],) for at in order]
-            rounds.add_median("PrefixCache.match", OURS, "us", call_us(cache.match, alone))
-            order = shuffled(count, rng)
-            rounds.add_median(MEMCMP, LIMIT, "us", limit.measure_us(order))
-            empty = limit.measure_us(order, nothing=True)
+            order = [rows[at] for at in shuffled(count, rng)]
+            rounds.add_median("tree_match", OURS, "us", _match_us(cache.tree, root, order))
+            order = [rows[at] for at in shuffled(count, rng)]
+            rounds.add_median("PrefixCache.match", OURS, "us", _facade_us(cache, order))
+            order = [rows[at] for at in shuffled(count, rng)]
+            spans = _facade_us(cache, order, read=True)
+            rounds.add_median("PrefixCache.match, prompt just read", OURS, "us", spans)
+            at_random = shuffled(count, rng)
+            rounds.add_median(MEMCMP, LIMIT, "us", limit.measure_us(at_random))
+            empty = limit.measure_us(at_random, nothing=True)
             rounds.add_median("memcmp of no bytes, two calls", PLAIN, "us", empty)
-        for row in rows:
-            hit += cache.match(row, leave=0)[0].hit_pages
-    stats = tree.stats()
+    hit = sum(cache.match(row, leave=0)[0].hit_pages for row in rows)
+    stats = cache.tree.stats()
     cache.close()
     found = rounds.rows()
     return Outcome(
         rows=found,
         facts={"hit_pages": hit, "nodes": stats.nodes, "pages": stats.pages},
-        ratios=[
-            ratio(found, name, MEMCMP)
-            for name in ("tree_match", "TreeCore.match", "PrefixCache.match")
-        ],
+        ratios=[ratio(found, name, MEMCMP) for name in ("tree_match", "PrefixCache.match")],
         targets=[Target("tree_match", "at most", 2.0), Target("PrefixCache.match", "at most", 2.0)],
     )
+
+
+def _match_us(tree: TreeCore, root: int, rows: list[Prompts]) -> list[float]:
+    """us of the native entry for each prompt."""
+    clock, match, capsule = time.perf_counter_ns, _native.tree_match, tree.capsule
+    spans: list[int] = []
+    for row in rows:
+        start = clock()
+        match(capsule, root, row, 0, 1)
+        spans.append(clock() - start)
+    return [span / 1e3 for span in spans]
+
+
+def _facade_us(cache: PrefixCache, rows: list[Prompts], *, read: bool = False) -> list[float]:
+    """us of the facade's match; ``read``: after the prompt was brought into the processor's cache,
+    as a prompt that was just tokenized is.
+    """
+    clock, match = time.perf_counter_ns, cache.match
+    spans: list[int] = []
+    for row in rows:
+        if read:
+            row.max()
+        start = clock()
+        match(row)
+        spans.append(clock() - start)
+    return [span / 1e3 for span in spans]
 
 
 class _Compare:
@@ -134,37 +153,33 @@ class _Compare:
 
 
 def run_insert(sizes: Sizes, place: Place) -> Outcome:
-    """A prompt of which nothing is there, into memory that evictions gave back."""
-    count, tokens = sizes["prompts"], sizes["tokens"]
+    """A prompt of which nothing is there, into a full cache from which one of its size was just
+    evicted (not timed): two sets of prompts take turns.
+    """
+    half, tokens = sizes["prompts"] // 2, sizes["tokens"]
     pages = tokens // PAGE_TOKENS
-    prompts = fresh_prompts(count, tokens, seed=3)
-    rows = [prompts[number] for number in range(count)]
-    slots = np.arange(count * pages, dtype=np.int32).reshape(count, pages)
+    prompts = fresh_prompts(2 * half, tokens, seed=3)
+    halves = [[prompts[at] for at in range(first, first + half)] for first in (0, half)]
+    target = np.zeros((half, tokens), np.int32)
     rounds, rng = Rounds(), np.random.default_rng(4)
-    created = 0
-    target = np.empty((count, tokens + pages), np.int32)
-    cache = _cache(count * pages)
-    tree = _Trees(pages)
+    cache, core = _cache(half * pages), _Core(pages)
     with no_collection():
         for number in range(sizes["rounds"] + 1):
-            order = shuffled(count, rng)
-            core = tree.insert([(rows[at], slots[at]) for at in order])
-            order = shuffled(count, rng)
-            facade, made = _facade_inserts(cache, [rows[at] for at in order])
-            created += made
-            order = shuffled(count, rng)
-            given = [(target[at, :tokens], rows[at]) for at in order]
+            work = halves[number % 2]
+            spans = core.insert([work[at] for at in shuffled(half, rng)], evict=number > 0)
+            facade = _facade_inserts(cache, [work[at] for at in shuffled(half, rng)], pages, number)
+            given = [(target[at], work[at]) for at in shuffled(half, rng)]
             copied = call_us(np.copyto, given)
-            if number == 0:
-                continue  # the first time through, memory is touched and warms up
-            rounds.add_median("TreeCore.insert", OURS, "us", core)
-            rounds.add_median("PrefixCache.insert", OURS, "us", facade)
-            rounds.add_median(COPY, LIMIT, "us", copied)
+            if number:  # the first time through fills the caches
+                rounds.add_median("TreeCore.insert", OURS, "us", spans)
+                rounds.add_median("PrefixCache.insert", OURS, "us", facade)
+                rounds.add_median(COPY, LIMIT, "us", copied)
+    stats = cache.tree.stats()
     cache.close()
     found = rounds.rows()
     return Outcome(
         rows=found,
-        facts={"created_pages": created, "tree_pages": tree.pages},
+        facts={"pages": stats.pages, "removed_nodes": stats.removed_nodes, "made": core.made},
         ratios=[ratio(found, name, COPY) for name in ("TreeCore.insert", "PrefixCache.insert")],
         targets=[
             Target("TreeCore.insert", "at most", 12.0),
@@ -173,41 +188,46 @@ def run_insert(sizes: Sizes, place: Place) -> Outcome:
     )
 
 
-class _Trees:
-    """One tree that is filled and emptied again and again."""
+class _Core:
+    """A tree of its own, without the books of a cache."""
 
     def __init__(self, pages: int) -> None:
         self._tree = TreeCore(PAGE_TOKENS * 4, groups=1, tiers=1, keep_keys=False)
         self._root = self._tree.root()
         self._gone = np.empty(pages, np.int32)
-        self.pages = 0
+        self._slots = np.arange(pages, dtype=np.int32)
+        self.made = 0
 
-    def insert(self, work: list[tuple[Prompts, Prompts]]) -> list[float]:
-        """us of each insert, in a tree that is empty at the start and at the end."""
-        tree, columns = self._tree, np.zeros(1, np.uint32)
+    def insert(self, rows: list[Prompts], *, evict: bool) -> list[float]:
+        """us of each insert; ``evict``: one prompt goes before each."""
+        tree, columns, clock = self._tree, np.zeros(1, np.uint32), time.perf_counter_ns
         start = Cursor(self._root, self._root, 0)
-        spans = call_us(tree.insert, [(start, row, columns, slots) for row, slots in work])
-        self.pages += tree.stats().pages
-        while tree.evict(0, self._gone):
-            pass
+        spans: list[float] = []
+        for row in rows:
+            if evict:
+                tree.evict(0, self._gone)
+            begin = clock()
+            result = tree.insert(start, row, columns, self._slots)
+            spans.append((clock() - begin) / 1e3)
+            self.made += result.created
         return spans
 
 
-def _facade_inserts(cache: PrefixCache, rows: list[Prompts]) -> tuple[list[float], int]:
-    """us of each insert behind a lease; pages made. The cache is empty again at the end."""
+def _facade_inserts(
+    cache: PrefixCache, rows: list[Prompts], pages: int, number: int
+) -> list[float]:
+    """us of each insert behind a lease; but in round 0 one prompt goes before each."""
     clock = time.perf_counter_ns
     spans: list[float] = []
-    made = 0
     for row in rows:
+        if number:
+            cache.evict(0, pages)
         lease = cache.lease(cache.match(row, leave=0)[1])
         start = clock()
-        result = cache.insert(row, lease)
+        cache.insert(row, lease)
         spans.append((clock() - start) / 1e3)
-        made += result.created_pages
         lease.release()
-    while len(cache.evict(0, 4096)):
-        pass
-    return spans, made
+    return spans
 
 
 # ---------------------------------------------------------------------- evict
