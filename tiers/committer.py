@@ -24,6 +24,7 @@ from tiers.lmdb_index import Additions, Ids, LmdbIndex, guards
 
 MOST_BLOCKS = 8192  # in one transaction
 MOST_BYTES = 64 << 20
+MOST_REMOVALS_WHEN_FULL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,7 @@ class Committer:
             return [Committed(work, failure) for work in stores], removals
         done, kept = self._remove_piecemeal(removals)
         try:
+            self._index.turn_over()
             self._commit(stores, [])
             return [*done, *(Committed(work, None) for work in stores)], kept
         except lmdb.MapFullError:
@@ -223,13 +225,24 @@ class Committer:
     def _remove_piecemeal(
         self, removals: list[RemovalWork]
     ) -> tuple[list[Committed | Removed], list[RemovalWork]]:
-        """A full map has room for small changes only, and each makes a little more."""
+        """A full map has room for small changes only, and each makes a little more: every page
+        that is touched is written anew before the old one is free.
+        """
         done: list[Committed | Removed] = []
+        step = MOST_REMOVALS_WHEN_FULL
         for position, work in enumerate(removals):
-            try:
-                self._commit([], [work])
-            except (lmdb.Error, OSError):
-                return done, removals[position:]
+            ids = work.ids
+            while len(ids):
+                try:
+                    self._index.commit([], ids[:step], {})
+                except lmdb.MapFullError:
+                    if step == 1:
+                        return done, removals[position:]
+                    step = max(1, step // 8)
+                    continue
+                except (lmdb.Error, OSError):
+                    return done, removals[position:]
+                ids = ids[step:]
             done.append(Removed(work))
         return done, []
 

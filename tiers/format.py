@@ -37,6 +37,7 @@ OVERHEAD_BYTES = 64 << 10  # format, lock and LMDB's reader table
 LEAST_MAP_BYTES = 256 << 10  # what LMDB needs to turn round in, whatever it holds
 MAP_HEADROOM = 1.1
 INLINE_BYTES = 2000  # a longer value gets pages of its own in LMDB
+LMDB_PAGE_BYTES = 4096
 LEAST_SEGMENTS = 8
 
 HAS_PAGES = 1
@@ -103,10 +104,17 @@ def fingerprint(groups: Sequence[Group], page_bytes: int, geometry: Geometry) ->
 
 
 def _record_cost(record_bytes: int) -> int:
-    """Bytes of map a record may take: twice its own, because pages in LMDB may be half empty."""
-    if record_bytes <= INLINE_BYTES:
-        return 2 * (record_bytes + 26)
-    return 2 * (stride_bytes(record_bytes + 16) + 64)
+    """Bytes of map that a record may take. LMDB joins a page with its neighbour only below a
+    quarter, so pages that were full and from which three of four records went stay as they are.
+    """
+    if record_bytes > INLINE_BYTES:
+        return stride_bytes(record_bytes + 16) + LMDB_PAGE_BYTES // _least_in_page(16)
+    return LMDB_PAGE_BYTES // _least_in_page(record_bytes)
+
+
+def _least_in_page(value_bytes: int) -> int:
+    node_bytes = value_bytes + 18  # header, key of 8 bytes, place in the page's table
+    return max(1, LMDB_PAGE_BYTES // 4 // node_bytes)
 
 
 def stored_bytes(block_bytes: int, payload: str) -> int:

@@ -259,6 +259,14 @@ class LmdbIndex:
         if added != len(items):
             raise lmdb.Error(f"{len(items) - added} of {len(items)} ids are not new")
 
+    def turn_over(self) -> None:
+        """Two commits of next to nothing: pages that a commit frees can be written again only by
+        the second one after it. Raises ``lmdb.Error``.
+        """
+        for turn in (b"a", b"b"):
+            with self._env.begin(write=True) as txn:
+                txn.put(b"turn", turn, db=self._state)
+
     def forget_namespaces(self, kept: set[int]) -> None:
         """Removes the namespaces that no record names. Raises ``lmdb.Error``."""
         with self._env.begin(write=True) as txn:

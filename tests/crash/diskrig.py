@@ -32,7 +32,11 @@ def key_of(number: int, width: int = 16) -> bytes:
 
 
 def records_of(
-    numbers: Sequence[int], namespace: bytes = NAMESPACE, width: int = 16, pages: bool = True
+    numbers: Sequence[int],
+    namespace: bytes = NAMESPACE,
+    width: int = 16,
+    pages: bool = True,
+    page_bytes: int = PAGE_BYTES,
 ) -> Records:
     """What a cache would say of these blocks."""
     count = len(numbers)
@@ -41,7 +45,7 @@ def records_of(
         namespace=namespace,
         keys=keys.reshape(count, width).copy(),
         parents=np.zeros((count, 16), np.uint8),
-        pages=expand(np.array(numbers, np.uint64) + np.uint64(1 << 40), PAGE_BYTES).copy()
+        pages=expand(np.array(numbers, np.uint64) + np.uint64(1 << 40), page_bytes).copy()
         if pages
         else None,
         positions=np.array(numbers, np.int64),
@@ -72,7 +76,7 @@ class DiskRig:
         self.rows = [aligned_rows(ROWS, group.block_bytes) for group in groups]
         self.upper = AdoptedTier([[rows] for rows in self.rows], "rows")
         self.upper.attach(groups, page_bytes, None)
-        self.groups = groups
+        self.groups, self.page_bytes = groups, page_bytes
         self.tier = DiskTier(folder, limit_bytes=limit_bytes, **options)
         self.jobs = 0
         self.slots: dict[int, int] = {}
@@ -110,6 +114,7 @@ class DiskRig:
         """Starts writing blocks into reserved slots; the job's number. ``rows`` are used up."""
         nbytes = self.groups[group].block_bytes
         self.rows[group][: len(numbers)] = expand(np.array(numbers, np.uint64), nbytes)
+        record.setdefault("page_bytes", self.page_bytes)
         return self.start_store_of(records_of(numbers, **record), slots, group)
 
     def start_store_of(self, records: Records | None, slots: Slots, group: int = 0) -> int:

@@ -166,7 +166,7 @@ def test_a_drive_that_refuses_reads_counts_as_gone(
 
 def test_one_lost_drive_costs_its_own_blocks(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    with DiskRig(paths) as rig:
+    with DiskRig(paths, limit_bytes=2 << 20) as rig:
         for first in range(0, 48, 8):
             assert rig.store(range(first, first + 8)).good.all()
         slots = dict(rig.slots)
@@ -176,7 +176,7 @@ def test_one_lost_drive_costs_its_own_blocks(tmp_path: Path) -> None:
         entry.unlink()
     (tmp_path / "b").rmdir()
     (tmp_path / "b").write_text("a mount point whose drive is gone")
-    with DiskRig(paths) as rig:
+    with DiskRig(paths, limit_bytes=2 << 20) as rig:
         found = rig.adopt(range(48))
         assert found == [n for n in range(48) if where[n] != 1]
         assert rig.verify(found) == found
@@ -187,7 +187,7 @@ def test_one_lost_drive_costs_its_own_blocks(tmp_path: Path) -> None:
 
 
 def test_one_drive_that_refuses_writes_leaves_the_others(tmp_path: Path) -> None:
-    with DiskRig([tmp_path / "a", tmp_path / "b"]) as rig:
+    with DiskRig([tmp_path / "a", tmp_path / "b"], limit_bytes=2 << 20) as rig:
         rig.store(range(4))
         rig.tier._transfers.engine.fail_at(1, lib.RDX_EIO)
         done = rig.store([10])
@@ -200,12 +200,12 @@ def test_one_drive_that_refuses_writes_leaves_the_others(tmp_path: Path) -> None
 
 
 def test_a_path_of_another_tier_is_refused(tmp_path: Path) -> None:
-    with DiskRig([tmp_path / "a", tmp_path / "b"]) as rig:
+    with DiskRig([tmp_path / "a", tmp_path / "b"], limit_bytes=2 << 20) as rig:
         rig.store(range(20))
     with pytest.raises(TierUnavailableError, match="belongs to another tier"):
         DiskRig([tmp_path / "x", tmp_path / "b"])
     assert not (tmp_path / "x").exists()
-    with DiskRig([tmp_path / "a", tmp_path / "b"]) as rig:
+    with DiskRig([tmp_path / "a", tmp_path / "b"], limit_bytes=2 << 20) as rig:
         with pytest.raises(TierUnavailableError, match="held by"):
             DiskRig([tmp_path / "b"])
         assert rig.adopt(range(20)) == list(range(20))
@@ -234,7 +234,7 @@ def test_a_thread_that_dies_fails_stores_and_is_named(tmp_path: Path) -> None:
 def test_open_descriptors_go_with_the_tier(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for turn in range(3):
-        with DiskRig([tmp_path / "a", tmp_path / "b"]) as rig:
+        with DiskRig([tmp_path / "a", tmp_path / "b"], limit_bytes=2 << 20) as rig:
             rig.adopt(range(100))
             rig.store(np.arange(turn * 4, turn * 4 + 4).tolist())
     assert len(os.listdir("/proc/self/fd")) <= before

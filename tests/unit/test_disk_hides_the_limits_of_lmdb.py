@@ -4,6 +4,7 @@ longer than it takes, a map in one size (C95, C98, C99; design section 8).
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from radix.groups import Group
 from radix.tier import Records
 from tests.crash.diskrig import DiskRig, key_of
 
@@ -113,3 +115,34 @@ def test_the_index_stays_small_when_the_tier_turns_over(tmp_path: Path) -> None:
             sizes.append(rig.tier._disk.index.file_bytes())
         assert max(sizes) <= rig.tier._disk.plan.map_bytes * 0.9
         assert sizes[-1] <= 1.5 * sizes[len(sizes) // 2], "free pages are used again"
+
+
+@pytest.mark.parametrize("page_bytes", [64, 1024, 4096])
+@pytest.mark.parametrize("payload", ["slab", "lmdb"])
+def test_scattered_removals_leave_room_in_the_map(
+    tmp_path: Path, payload: str, page_bytes: int
+) -> None:
+    """LMDB keeps pages that are a quarter full, writes every page that it touches anew, and gives
+    freed ones out two commits later: the map must be large enough for all that.
+    """
+    rng = random.Random(page_bytes)
+    with DiskRig(
+        tmp_path / "d",
+        limit_bytes=2 << 20,
+        groups=(Group.full("kv", 4096),),
+        page_bytes=page_bytes,
+        payload=payload,
+    ) as rig:
+        number = 0
+        for turn in range(15):
+            while free := rig.tier.free_blocks(0):
+                count = min(free, 32)
+                assert rig.store(range(number, number + count)).good.all()
+                number += count
+            live = list(rig.slots)
+            few = len(live) // 3
+            for part in (rng.sample(live, 2 * few), live[::2], live[:few])[turn % 3 :][:1]:
+                rig.free(part)
+            rig.tier.flush()
+            rig.tier.check()
+        assert rig.verify(list(rig.slots)) == list(rig.slots)
