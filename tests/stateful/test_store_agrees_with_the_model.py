@@ -1,7 +1,7 @@
-"""FlatStore against dictionaries: sets of keys over one to three tiers of 8 to 32 slots, with leases
-and reservations open from step to step. Every block is where the model says, every victim is the
-one used longest ago that nothing protects, and the store's own check (I7, I8, I12-I18, I22) finds
-nothing after any step. Copies are settled after each step, so that the model needs no time.
+"""FlatStore against dictionaries: sets of keys over one to three tiers of 8 to 32 slots, with
+leases and reservations open from step to step. Every block is where the model says, every victim
+is the one used longest ago that nothing protects, and the store's own check (I7, I8, I12-I18, I22)
+finds nothing after any step. Copies are settled after each step, so that the model needs no time.
 """
 
 from __future__ import annotations

@@ -1,0 +1,274 @@
+"""FlatStore over tiers that refuse, fail, lose, corrupt, flip bits, go off and answer late and in
+any order: what it says is in the first tier, or arrived in a lent row, holds the bytes of its
+namespace and key (I24); each call is answered once (I22); every slot has one owner after each step
+(I7, I8); and once all has ended nothing is under way, so that nothing is tried for ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from radix.errors import CapacityError, NeverFitsError
+from radix.events import Event, KeysDone
+from radix.groups import Group
+from radix.keys import Namespace
+from radix.keysets import FlatLease, Reservation
+from radix.ownership import Ownership
+from radix.store import FlatStore
+from radix.tier import TierMode
+from tests.oracle import expand
+from tiers.faults import Fault, FaultPlan, FaultyTier
+from tiers.host import AdoptedTier, HostTier
+
+WIDTH = 8
+BLOCK = 64
+KEYS = 12
+ROWS = 8
+SPACES = (None, Namespace(salt=b"other"))
+MODES = (TierMode.ON,) * 8 + (TierMode.READ_ONLY, TierMode.OFF)
+RATES = {
+    "reserve": {Fault.REFUSE: 0.05},
+    "store": dict.fromkeys(
+        (Fault.REFUSE, Fault.FAIL, Fault.LOSE, Fault.PART, Fault.CORRUPT, Fault.FLIP), 0.06
+    ),
+    "load": dict.fromkeys((Fault.REFUSE, Fault.FAIL, Fault.LOSE, Fault.PART, Fault.CORRUPT), 0.08)
+    | {Fault.OFF: 0.02},
+}
+
+numbers = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=8, unique=True)
+spaces = st.integers(0, 1)
+pick = st.integers(0, 1 << 16)
+
+
+def keys(run: list[int]) -> np.ndarray:
+    """Keys that differ in the last byte only."""
+    out = np.zeros((len(run), WIDTH), np.uint8)
+    out[:, -1] = run
+    return out
+
+
+def content(space: int, run: list[int]) -> np.ndarray:
+    """What the blocks of keys must hold."""
+    return expand([space << 32 | number for number in run], BLOCK)
+
+
+class Machine(RuleBasedStateMachine):
+    """What both ways of using a store have in common: memory at the top, faults below."""
+
+    ownership = Ownership.OWNED
+
+    @initialize(seed=pick, delay=st.integers(0, 3), blocks=st.tuples(*[st.integers(8, 16)] * 2))
+    def build(self, seed: int, delay: int, blocks: tuple[int, int]) -> None:
+        self.rows = np.zeros((ROWS, BLOCK), np.uint8)
+        self.lower = [
+            FaultyTier(
+                HostTier(count * 4096, name, verify=True),
+                FaultPlan(rates=RATES, seed=seed + i, delay_polls=delay, reorder=True),
+            )
+            for i, (name, count) in enumerate(zip(("near", "far"), blocks, strict=True))
+        ]
+        self.store = FlatStore(
+            [Group.full("kv", BLOCK)],
+            [AdoptedTier([[self.rows]], "rows"), *self.lower],
+            key_bytes=WIDTH,
+            ownership=self.ownership,
+        )
+        self.leases: list[FlatLease] = []
+        self.asked: dict[int, tuple[int, list[int], list[int]]] = {}
+
+    def hear(self, events: list[Event]) -> None:
+        """Each call is answered once, by as many answers as it had keys."""
+        for event in events:
+            if isinstance(event, KeysDone):
+                space, run, lent = self.asked.pop(event.number)
+                assert len(event.good) == len(run)
+                self.answered(space, run, lent, event.good)
+
+    def answered(self, space: int, run: list[int], lent: list[int], good: np.ndarray) -> None:
+        """What follows from an answer."""
+
+    def below(self, space: int, choice: int) -> list[int]:
+        """Some keys that the last tier has: a load of them has a long way to go."""
+        every, last = list(range(KEYS)), len(self.store.tiers) - 1
+        slots = self.store.slots(keys(every), tier=last, namespace=SPACES[space])
+        known = np.flatnonzero(slots >= 0).tolist()
+        return known[choice % (len(known) + 1) :][:8]
+
+    # ------------------------------------------------------------ what both do
+    @rule(run=numbers, space=spaces)
+    def has(self, run: list[int], space: int) -> None:
+        found = self.store.has(keys(run), namespace=SPACES[space])
+        assert found.min() >= -1 and found.max() < len(self.store.tiers)
+
+    @rule(run=numbers, space=spaces)
+    def lease(self, run: list[int], space: int) -> None:
+        if len(self.leases) < 2:
+            self.leases.append(self.store.lease(keys(run), namespace=SPACES[space]))
+
+    @precondition(lambda self: self.leases)
+    @rule(choice=pick)
+    def release(self, choice: int) -> None:
+        self.leases.pop(choice % len(self.leases)).release()
+
+    @rule(turns=st.integers(1, 4))
+    def poll(self, turns: int) -> None:
+        for _ in range(turns):
+            self.hear(self.store.poll())
+
+    @rule(tier=st.sampled_from(("near", "far")), mode=st.sampled_from(MODES))
+    def switch(self, tier: str, mode: TierMode) -> None:
+        self.store.set_mode(tier, mode)
+
+    @invariant()
+    def every_slot_has_one_owner(self) -> None:
+        if hasattr(self, "store"):
+            self.store.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for lease in self.leases:
+            lease.release()
+        for _ in range(100):
+            self.hear(self.store.flush())
+        assert not self.asked, "a call was never answered"
+        assert not self.store.transfers.jobs
+        self.store.check()
+        self.store.close()
+
+
+class OwnedMachine(Machine):
+    """The store owns the rows: reserve, fill, commit; fetch."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.open: list[tuple[int, Reservation]] = []
+
+    @rule(run=numbers, space=spaces)
+    def reserve(self, run: list[int], space: int) -> None:
+        try:
+            got = self.store.reserve(keys(run), namespace=SPACES[space])
+        except (CapacityError, NeverFitsError):
+            return
+        self.open.append((space, got))
+
+    @precondition(lambda self: self.open)
+    @rule(choice=pick, bits=st.one_of(st.just((1 << 16) - 1), pick), abort=st.integers(0, 3))
+    def finish(self, choice: int, bits: int, abort: int) -> None:
+        space, got = self.open.pop(choice % len(self.open))
+        good = np.array([bits >> i & 1 == 1 for i in range(len(got))], np.bool_)
+        run = got.keys[:, -1].tolist()
+        self.rows[got.slots] = 0xEE
+        self.rows[got.slots[good]] = content(space, run)[good]
+        if abort == 0:
+            self.store.abort(got)
+        else:
+            self.store.commit(got, good)
+
+    @rule(first=st.integers(0, KEYS - 1), space=spaces, turns=st.integers(0, 6))
+    def bring(self, first: int, space: int, turns: int) -> None:
+        before = len(self.open)
+        self.reserve([(first + i) % KEYS for i in range(7)], space)
+        if len(self.open) > before:
+            self.finish(before, (1 << 16) - 1, 1)
+        self.poll(turns)
+
+    @rule(run=numbers, space=spaces)
+    def fetch(self, run: list[int], space: int) -> None:
+        fetch = self.store.fetch(keys(run), namespace=SPACES[space])
+        self.asked[fetch.number] = (space, run, [])
+
+    @rule(space=spaces, choice=pick, turns=st.integers(0, 6))
+    def fetch_what_is_below(self, space: int, choice: int, turns: int) -> None:
+        self.fetch(self.below(space, choice), space)
+        self.poll(turns)
+
+    @invariant()
+    def first_tier_holds_the_right_bytes(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for space, namespace in enumerate(SPACES):
+            every = list(range(KEYS))
+            slots = self.store.slots(keys(every), namespace=namespace)
+            here = np.flatnonzero(slots >= 0)
+            assert np.array_equal(self.rows[slots[here]], content(space, here.tolist()))
+
+    def teardown(self) -> None:
+        for _, got in getattr(self, "open", []):
+            self.store.abort(got)
+        super().teardown()
+
+
+class BorrowedMachine(Machine):
+    """The engine lends rows: store from them, load into them."""
+
+    ownership = Ownership.BORROWED
+
+    @initialize()
+    def begin(self) -> None:
+        self.spare = list(range(ROWS))
+
+    def lend(self, run: list[int]) -> list[int]:
+        """Rows for as many of the keys as there are rows."""
+        lent, self.spare = self.spare[: len(run)], self.spare[len(run) :]
+        return lent
+
+    @rule(run=numbers, space=spaces)
+    def store_rows(self, run: list[int], space: int) -> None:
+        lent = self.lend(run)
+        run = run[: len(lent)]
+        self.rows[lent] = content(space, run)
+        number = self.store.store(keys(run), np.array(lent, np.int32), namespace=SPACES[space])
+        self.asked[number] = (space, run, lent)
+
+    @rule(run=numbers, space=spaces)
+    def load_rows(self, run: list[int], space: int) -> None:
+        lent = self.lend(run)
+        run = run[: len(lent)]
+        self.rows[lent] = 0xEE
+        load = self.store.load(keys(run), np.array(lent, np.int32), namespace=SPACES[space])
+        self.asked[load.number] = (space, run, lent)
+
+    @rule(first=st.integers(0, KEYS - 1), space=spaces, turns=st.integers(0, 6))
+    def bring(self, first: int, space: int, turns: int) -> None:
+        self.store_rows([(first + i) % KEYS for i in range(7)], space)
+        self.poll(turns)
+
+    @rule(space=spaces, choice=pick, turns=st.integers(0, 6))
+    def load_what_is_below(self, space: int, choice: int, turns: int) -> None:
+        self.load_rows(self.below(space, choice), space)
+        self.poll(turns)
+
+    @rule(run=numbers, space=spaces)
+    def fetch(self, run: list[int], space: int) -> None:
+        fetch = self.store.fetch(keys(run), namespace=SPACES[space])
+        self.asked[fetch.number] = (space, run, [])
+
+    def answered(self, space: int, run: list[int], lent: list[int], good: np.ndarray) -> None:
+        self.spare += lent
+        if lent:
+            here = np.flatnonzero(good)
+            rows = np.array(lent, np.int64)[here]
+            assert np.array_equal(self.rows[rows], content(space, run)[here])
+
+
+def test_what_the_store_owns_holds_the_right_bytes() -> None:
+    run_state_machine_as_test(
+        OwnedMachine, settings=settings(max_examples=100, stateful_step_count=30)
+    )
+
+
+def test_what_arrives_in_lent_rows_is_right() -> None:
+    run_state_machine_as_test(
+        BorrowedMachine, settings=settings(max_examples=100, stateful_step_count=30)
+    )
