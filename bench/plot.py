@@ -1,0 +1,82 @@
+"""Draws kept results: ``python -m bench.plot REPORT.json FIGURE.png``.
+
+The only module here that needs matplotlib, through its file backend. Kept here: a figure shows
+medians with the spread of their rounds, each beside what it was measured against, and nothing that
+is not in the report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOURS = {"radix": "#1b6ca8", "limit": "#999999", "plain": "#c9c9c9", "lmdb": "#e08e1a"}
+_OTHER = "#6c4fa3"
+_COLUMNS = 2
+
+
+def plot_report(report: dict[str, Any], path: str | Path) -> None:
+    """Draws a panel for each unit of each benchmark. Raises ``OSError``, ``ValueError`` for a
+    report without rows.
+    """
+    panels = [
+        (block, unit, [row for row in block["rows"] if row["unit"] == unit])
+        for block in report["benchmarks"]
+        if "rows" in block
+        for unit in dict.fromkeys(row["unit"] for row in block["rows"])
+    ]
+    if not panels:
+        raise ValueError("the report holds no rows")
+    lines = math.ceil(len(panels) / _COLUMNS)
+    figure = Figure(figsize=(14, 3.2 * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    machine = report["machine"]
+    size = "smoke sizes" if report["smoke"] else "full sizes"
+    figure.suptitle(f"{machine['cpu']}, {machine['cores']} cores, {size}", fontsize=11)
+    for number, (block, unit, rows) in enumerate(panels):
+        axes = figure.add_subplot(lines, _COLUMNS, number + 1)
+        _draw(axes, block, unit, rows)
+    figure.savefig(path, dpi=110, format="png")
+
+
+def _draw(axes: Axes, block: dict[str, Any], unit: str, rows: Sequence[dict[str, Any]]) -> None:
+    """One bar a row, from the top; whiskers from the least sample to the greatest."""
+    places = list(range(len(rows)))
+    medians = [row["median"] for row in rows]
+    low = [row["median"] - min(row["samples"]) for row in rows]
+    high = [max(row["samples"]) - row["median"] for row in rows]
+    colours = [COLOURS.get(row["subject"], _OTHER) for row in rows]
+    axes.barh(places, medians, xerr=[low, high], color=colours, ecolor="#444444", capsize=2)
+    axes.set_yticks(places, [row["name"] for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit, fontsize=8)
+    axes.set_title(block["title"], fontsize=9)
+    targets = {each["name"]: each for each in block["targets"]}
+    for place, row in zip(places, rows, strict=True):
+        if target := targets.get(row["name"]):
+            axes.plot([target["value"]] * 2, [place - 0.45, place + 0.45], color="#c0392b", lw=2)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 0, or 2 for a file that is no report."""
+    if len(arguments) != 2:
+        print("usage: python -m bench.plot REPORT.json FIGURE.png", file=sys.stderr)
+        return 2
+    try:
+        plot_report(json.loads(Path(arguments[0]).read_text(encoding="utf-8")), arguments[1])
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{arguments[0]}: {error!r}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
