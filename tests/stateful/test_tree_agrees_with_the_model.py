@@ -347,11 +347,16 @@ class TreeMachine(RuleBasedStateMachine):
         assert len(got) == min(count, len(free))
         if column in self.device:
             assert got == [slot for _, slot in self.model.evict(column, count)]
-            return
-        where = {slot: path for (path, c), slot in self.model.slots.items() if c == column}
-        for slot in got:
-            assert self.model.may_go(where[slot], column)
-            self.model.drop(where[slot], column)
+        else:
+            where = {slot: path for (path, c), slot in self.model.slots.items() if c == column}
+            for slot in got:
+                assert self.model.may_go(where[slot], column)
+                self.model.drop(where[slot], column)
+        self.age_cursors()
+
+    def age_cursors(self) -> None:
+        """What a cursor lost it does not get back, even if the same pages come again."""
+        self.cursors = [(c, self.model.structural(path)) for c, path in self.cursors[-12:]]
 
     @precondition(lambda self: self.cursors)
     @rule(choice=pick, where=pick, first=small)
@@ -399,7 +404,7 @@ class TreeMachine(RuleBasedStateMachine):
             resident = self.model.resident(column)
             kept = [path for path in resident if self.model.leased(path)]
             assert self.tree.column_stats(column)[:2] == (len(resident), len(kept))
-        self.cursors = [(c, self.model.structural(path)) for c, path in self.cursors[-12:]]
+        self.age_cursors()
 
     def teardown(self) -> None:
         """Everything can be given back, and then nothing is left (C12)."""
