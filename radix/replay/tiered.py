@@ -9,6 +9,7 @@ because what waits to be copied cannot make room.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,6 +106,8 @@ def _open(shape: Shape, clock: Callable[[], int], events: bool) -> tuple[PrefixC
     if taken_bytes > most:
         what = f"device and host take {taken_bytes} bytes of memory; {source} is {most}"
         raise OptionError("--tiers", what)
+    if shape.data is not None:
+        _check_drive(shape.data, sizes.disk * shape.block_bytes)
     try:
         tiers: list[Tier] = [device]
         if sizes.host:
@@ -122,6 +125,17 @@ def _open(shape: Shape, clock: Callable[[], int], events: bool) -> tuple[PrefixC
         # torch says that a device has too little memory with a RuntimeError.
         raise OptionError("--tiers", str(error)) from error
     return cache, device
+
+
+def _check_drive(directory: Path, needed_bytes: int) -> None:
+    """Refuse a disk tier that is larger than the drive that it would lie on."""
+    place = directory.absolute()
+    while not place.exists():
+        place = place.parent
+    drive_bytes = shutil.disk_usage(place).total
+    if needed_bytes > drive_bytes:
+        what = f"the disk tier takes {needed_bytes} bytes; the drive of {place} has {drive_bytes}"
+        raise OptionError("--tiers", what)
 
 
 class Serving:

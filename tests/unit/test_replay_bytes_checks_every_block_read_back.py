@@ -215,6 +215,13 @@ def test_tiers_beyond_the_memory_are_refused_before_anything_is_made(
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
+def test_disk_tier_beyond_its_drive_is_refused(trace: Path, tmp_path: Path) -> None:
+    data = tmp_path / "not" / "yet"
+    with pytest.raises(OptionError, match=r"--tiers: the disk tier takes \d+ bytes; the drive of"):
+        replay(trace, TierSizes(8, 0, (1 << 31) - 1), data, block_bytes=1 << 24)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
 def refused(capsys: pytest.CaptureFixture[str], trace: Path, data: Path) -> str:
     tiers = ["--tiers", "device=32,disk=512", "--block-bytes", "4096"]
     assert main(["replay", str(trace), *tiers, "--data", str(data)]) == 2
