@@ -24,6 +24,7 @@ from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
 GONE = ("corrupt", "failed")
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: no two words become one
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,15 @@ class FlatResidency(Residency):
 
     @staticmethod
     def _short(ids: Keys) -> npt.NDArray[np.uint64]:
-        key = np.zeros((len(ids), 8), np.uint8)
-        width = min(8, ids.shape[1] - 16)
-        key[:, :width] = ids[:, 16 : 16 + width]
-        root = np.ascontiguousarray(ids[:, :8])
-        short: npt.NDArray[np.uint64] = (root.view(np.uint64) ^ key.view(np.uint64)).ravel()
+        """Eight bytes that depend on all bytes of an id: keys may well begin alike."""
+        words = -(-ids.shape[1] // 8)
+        padded = np.zeros((len(ids), words * 8), np.uint8)
+        padded[:, : ids.shape[1]] = ids
+        short = np.zeros(len(ids), np.uint64)
+        for word in padded.view(np.uint64).T:
+            short = (short ^ word) * _MIX
+            short = (short ^ short >> np.uint64(32)) * _MIX
+            short ^= short >> np.uint64(32)
         return short
 
     def tell_stored(self, root: int, group: int, tier: int, keys: Keys, positions: Pages) -> None:
