@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from radix.errors import CapacityError, TierError
 from radix.events import Event, KeysDone
 from radix.flat import Handles
 from radix.flatresidency import FlatMove, FlatResidency
@@ -66,7 +65,8 @@ class Climb:
     """Keys on their way up to the first tier (``goal`` 0) or to rows of the engine (-1).
 
     ``leases[i]`` pins key i as long as it is not 0; ``busy[i]``: a job of this climb moves it;
-    ``settled[i]``: it is there, or will not come.
+    ``settled[i]``: it is there, or will not come. ``streams``: what is settled needs no pin, so
+    that a climb larger than a tier in between passes through it.
     """
 
     number: int
@@ -82,6 +82,7 @@ class Climb:
     settled: Mask
     good: Mask
     busy: Mask
+    streams: bool
 
 
 class FlatTransfers(Jobs[FlatMove]):
@@ -311,7 +312,13 @@ class FlatTransfers(Jobs[FlatMove]):
             settled=(where < 0) | coming | ((where == 0) if rows is None else False),
             good=np.zeros(len(keys), np.bool_),
             busy=np.zeros(len(keys), np.bool_),
+            streams=rows is not None or not self.tiers[0].capability.shares_bytes,
         )
+        rising = np.flatnonzero(~climb.settled)
+        if climb.streams:
+            self._settle_keys(climb, np.flatnonzero(climb.settled))
+            if rows is None:  # no more than fits without evicting each other
+                self._settle_keys(climb, rising[self.residency.available(0, group) :])
         self.climbs[climb.number] = climb
         self._advance(climb)
         states = np.full(len(keys), FetchState.NO_ROOM, np.int8)
@@ -326,21 +333,21 @@ class FlatTransfers(Jobs[FlatMove]):
         core = self.residency.core(climb.root)
         left = np.flatnonzero(~climb.settled & ~climb.busy)
         where = self.residency.where(core, climb.nodes[left], climb.group)
-        self._give_up(climb, left[where < 0])
+        self._settle_keys(climb, left[where < 0])
         if climb.goal == 0:
-            climb.settled[left[where == 0]] = True
+            self._settle_keys(climb, left[where == 0])
         waits = False
         for tier in range(climb.goal + 1, len(self.tiers)):
             index = left[where == tier]
             if tier and len(index):
                 others = self._others(climb, tier - 1, index)
-                self._give_up(climb, index[others < 0])  # the caller brings it itself
+                self._settle_keys(climb, index[others < 0])  # the caller brings it itself
                 waits = waits or bool((others > 0).any())
                 index = index[others == 0]
             if len(index):
                 self._up(climb, tier, index)
         if not waits and climb.number not in self.outstanding:
-            self._give_up(climb, np.flatnonzero(~climb.settled))
+            self._settle_keys(climb, np.flatnonzero(~climb.settled))
         if climb.settled.all():
             self._finish(climb)
 
@@ -355,9 +362,10 @@ class FlatTransfers(Jobs[FlatMove]):
             others[np.fromiter(map(reserved.__contains__, names), np.bool_, len(names))] = -1
         return others
 
-    def _give_up(self, climb: Climb, index: npt.NDArray[np.int64]) -> None:
+    def _settle_keys(self, climb: Climb, index: npt.NDArray[np.int64]) -> None:
         climb.settled[index] = True
-        self._loosen(climb, index)
+        if climb.streams:
+            self._loosen(climb, index)
 
     def _loosen(self, climb: Climb, index: npt.NDArray[np.int64]) -> None:
         leases = climb.leases[index]
@@ -371,7 +379,7 @@ class FlatTransfers(Jobs[FlatMove]):
         if climb.rows is not None and target < 0:
             upper = climb.rows[index]
         else:
-            upper = self._space(target, group, len(index))
+            upper = self._fitting(target, group, len(index))
             index = index[: len(upper)]
         if not len(index):
             return
@@ -387,13 +395,6 @@ class FlatTransfers(Jobs[FlatMove]):
         elif target >= 0:
             self.tiers[target].abort(group, upper)
 
-    def _space(self, tier: int, group: int, count: int) -> Slots:
-        fits = max(0, min(count, self.residency.available(tier, group)))
-        try:
-            return self.residency.reserve(tier, group, fits)
-        except (CapacityError, TierError):
-            return np.empty(0, np.int32)
-
     def _loaded(self, job: Job[FlatMove], done: TransferDone) -> None:
         move, good = job.move, done.good
         climb, index = self._parts.pop(job.number)
@@ -402,7 +403,7 @@ class FlatTransfers(Jobs[FlatMove]):
         climb.busy[index] = False
         if not good.all():
             read = self._read_elsewhere(job)
-            self._give_up(climb, index[~good & read])
+            self._settle_keys(climb, index[~good & read])
             self.residency.take_out(move, move.source, done.corrupt & ~read, "corrupt")
             if self.tiers[move.source].mode is not TierMode.OFF:
                 lost = ~good & ~done.corrupt & ~read
@@ -411,8 +412,7 @@ class FlatTransfers(Jobs[FlatMove]):
             self.residency.fasten(move, move.target, good, job.upper_slots)
         else:
             climb.good[index] = good
-            climb.settled[index[good]] = True
-            self._loosen(climb, index[good])
+            self._settle_keys(climb, index[good])
 
     def _read_elsewhere(self, job: Job[FlatMove]) -> Mask:
         """Which source blocks of a load another job reads too: their slots can't be freed yet."""

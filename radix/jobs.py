@@ -141,17 +141,19 @@ class Jobs(ABC, Generic[M]):
 
     def _room(self, target: int, group: int, blocks: int) -> Slots:
         """As many slots of a lower tier as fit; what finds none is declined and counted."""
+        slots = self._fitting(target, group, blocks)
+        self.count("declined", target, group, blocks - len(slots))
+        return slots
+
+    def _fitting(self, tier: int, group: int, blocks: int) -> Slots:
+        """As many slots as fit, ``blocks`` at most."""
         fits = blocks
         while fits:
             try:
-                slots = self.residency.reserve(target, group, fits)
+                return self.residency.reserve(tier, group, fits)
             except (CapacityError, TierError):
-                room = min(fits, self.residency.available(target, group))
+                room = min(fits, self.residency.available(tier, group))
                 fits = max(0, room) if room < fits else 0
-            else:
-                self.count("declined", target, group, blocks - fits)
-                return slots
-        self.count("declined", target, group, blocks)
         return np.empty(0, np.int32)
 
     def _begin(

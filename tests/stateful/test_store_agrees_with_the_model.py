@@ -108,13 +108,18 @@ class StoreModel:
         self.pins.pop()
 
     def up(self, group: int, run: list[Key]) -> None:
-        """Every key a tier higher at a time, as far as there is room, the first ones first."""
-        known = [key for key in run if self.where(group, key) >= 0]
-        self.pins.append(set(known))
-        left = [key for key in known if key not in self.reserved[group]]
+        """As many keys as fit into the first tier, the first ones first, a tier higher at a time;
+        only what is under way is protected.
+        """
+        self.pins.append({key for key in run if self.where(group, key) >= 0})
+        left = [key for key in run if self.where(group, key) > 0]
+        left = [key for key in left if key not in self.reserved[group]]
+        left = left[: max(0, self.free(0, group) + len(self.evictable(0, group)))]
         moved = True
         while moved:
             moved = False
+            left = [key for key in left if self.where(group, key) > 0]
+            self.pins[-1] = set(left)
             plan = [(key, self.where(group, key)) for key in left]
             for tier in range(1, len(self.held)):
                 wanted = [key for key, where in plan if where == tier]
