@@ -1,0 +1,435 @@
+"""A small engine around a PrefixCache: it writes what it computes where the page table says, when
+its fences say, and looks at every byte that the cache calls a hit (I24). Beside it a tier in memory
+whose copies happen when it is polled, not before: a slot that is reused too early shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.cache import PrefixCache
+from radix.events import BlocksRemoved, BlocksStored, Event, RequestEvent, RequestState
+from radix.groups import Group
+from radix.keys import Namespace
+from radix.plan import Cursor
+from radix.pool import SlotPool
+from radix.request import Request
+from radix.tier import Capability, Slots, Tier, TierMode, Transfer
+from tests.oracle import blocks_for
+from tiers.copies import plane_array
+from tiers.device import DeviceTier
+from tiers.faults import FaultPlan, FaultyTier
+from tiers.pools import PooledTier, all_of, blocks_of_groups
+from tiers.transfer import Planes
+
+Bytes = npt.NDArray[np.uint8]
+BLOCK_BYTES = 64
+GROUPS = (Group.full("kv", BLOCK_BYTES), Group.full("latent", 24))
+_MAPPED = Capability(
+    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=False
+)
+ORDER = (
+    RequestState.LOADING,
+    RequestState.RUNNING,
+    RequestState.GENERATION_DONE,
+    RequestState.FINALIZED,
+    RequestState.RELEASED,
+)
+
+
+def peek(tier: Tier, group: int, slot: int) -> Bytes:
+    """The bytes of a slot, as they lie in memory: a view."""
+    plane = tier.planes(group)[0]
+    size, place = int(plane["bytes"]), int(plane["base"]) + int(slot) * int(plane["stride"])
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(place))
+
+
+class TickTier(PooledTier):
+    """Blocks in plain memory. A transfer copies and ends at a later ``poll``, each with the chance
+    ``pace``, in an order of its own; until then its source is read by nobody and must stay.
+    """
+
+    def __init__(
+        self, blocks: int | Sequence[int], name: str, *, pace: float = 1.0, seed: int = 0
+    ) -> None:
+        super().__init__(name, _MAPPED)
+        self._blocks = blocks
+        self.pace = pace
+        self._random = random.Random(seed)
+        self._waiting: list[tuple[Transfer, Tier, bool]] = []
+
+    def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
+        counts = blocks_of_groups(self._blocks, len(groups), "blocks")
+        self._rows = [
+            np.zeros((count, group.block_bytes), np.uint8)
+            for count, group in zip(counts, groups, strict=True)
+        ]
+        return [SlotPool(count) for count in counts]
+
+    def planes(self, group: int) -> Planes:
+        """Where the rows lie."""
+        rows = self._rows[group]
+        return plane_array([(rows.ctypes.data, rows.strides[0], rows.shape[1])])
+
+    def store(self, transfer: Transfer, upper: Tier) -> None:
+        """Copies at some later poll."""
+        self._take(transfer, upper, storing=True)
+
+    def load(self, transfer: Transfer, upper: Tier) -> None:
+        """Copies at some later poll."""
+        self._take(transfer, upper, storing=False)
+
+    def _take(self, transfer: Transfer, upper: Tier, *, storing: bool) -> None:
+        self._accept(transfer, storing=storing)
+        self._running[transfer.job] = transfer
+        self._waiting.append((transfer, upper, storing))
+
+    def _progress(self) -> None:
+        ready = [item for item in self._waiting if self._random.random() < self.pace]
+        self._waiting = [item for item in self._waiting if item not in ready]
+        self._random.shuffle(ready)
+        for transfer, upper, storing in ready:
+            del self._running[transfer.job]
+            for above, below in zip(transfer.upper_slots, transfer.lower_slots, strict=True):
+                theirs, ours = peek(upper, transfer.group, above), self._rows[transfer.group][below]
+                if storing:
+                    ours[:] = theirs
+                else:
+                    theirs[:] = ours
+            self._done.append(
+                all_of(transfer, True, len(transfer.lower_slots) * self._rows[0].shape[1], None)
+            )
+
+
+class Point:
+    """A fence that an engine asks, like an event of a stream."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def query(self) -> bool:
+        """Whether it has passed."""
+        return self.over
+
+
+@dataclass
+class Live:
+    """One request of the engine."""
+
+    request: Request
+    namespace: Namespace | None
+    told: int = 0
+    written: int = 0
+    checked: bool = False
+
+
+@dataclass
+class Rig:
+    """An engine with one cache. ``device`` is where it computes (None: slots without bytes)."""
+
+    cache: PrefixCache
+    device: Tier | None
+    lower: tuple[Tier, ...] = ()  # whose memory can be looked at, by number from 1
+    live: list[Live] = field(default_factory=list)
+    step: int = 0
+    states: dict[int, list[RequestState]] = field(default_factory=dict)
+    resident: set[tuple[str, str, bytes]] = field(default_factory=set)
+    known: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
+    points: list[Point] = field(default_factory=list)
+    ticks: list[TickTier] = field(default_factory=list)
+    _later: list[tuple[object, Callable[[], None]]] = field(default_factory=list)
+    _fenced: dict[tuple[int, int], object] = field(default_factory=dict)
+    _wrong: set[tuple[int, int]] = field(default_factory=set)
+
+    # ------------------------------------------------------------ bytes
+    def expected(self, namespace: Namespace | None, tokens: Slots, group: int) -> Bytes:
+        """What the full pages of these tokens must hold."""
+        spec = self.cache.groups[group]
+        name = self.cache.namespace(namespace)
+        return blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
+
+    def write(self, live: Live, first: int, last: int) -> None:
+        """What a kernel does: fills pages [first, last) of the request."""
+        if self.device is None:
+            return
+        for group in range(len(self.cache.groups)):
+            table = live.request.slots(group)
+            wanted = self.expected(live.namespace, live.request.tokens(), group)
+            for page in range(first, last):
+                peek(self.device, group, table[page])[:] = wanted[page]
+
+    def read(self, live: Live, pages: int, what: str) -> None:
+        """Every byte of the first pages must be the right one."""
+        if self.device is None:
+            return
+        for group in range(len(self.cache.groups)):
+            table = live.request.slots(group)
+            wanted = self.expected(live.namespace, live.request.tokens(), group)
+            for page in range(pages):
+                found = peek(self.device, group, table[page])
+                assert np.array_equal(found, wanted[page]), (
+                    f"{what}: request {live.request.id} group {group} page {page}"
+                )
+
+    # ------------------------------------------------------------ the engine
+    def admit(
+        self, tokens: Sequence[int], namespace: Namespace | None = None, **more: object
+    ) -> Live:
+        """Starts a request; its hit is looked at once it runs."""
+        prompt = np.array(tokens, np.int32)
+        live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace)
+        self.live.append(live)
+        self._look()
+        return live
+
+    def _look(self) -> None:
+        page = self.cache.page_tokens
+        for live in self.live:
+            for group in range(len(self.cache.groups)):
+                for slot in live.request.slots(group).tolist():
+                    assert (group, slot) not in self._fenced, "a fenced slot was given out"
+            if live.request.ready and not live.checked:
+                live.checked = True
+                live.told = live.request.hit_tokens
+                pages = live.written = live.told // page
+                assert pages <= (live.request._work.prompt_tokens - 1) // page
+                self.read(live, pages, "hit")
+                name, tokens = self.cache.namespace(live.namespace), live.request.tokens()
+                if pages:
+                    assert (name, tuple(tokens[: pages * page].tolist())) in self.known, "unheard"
+
+    def compute(self, live: Live, upto: int, fence: object = None) -> None:
+        """The first ``upto`` tokens are computed: written now, or just before the fence passes."""
+        page = self.cache.page_tokens
+        last = upto // page
+
+        def kernel() -> None:
+            # a fence that has passed says that all of the first tokens are written
+            first, live.written = live.written, max(live.written, last)
+            self.write(live, first, last)
+            name, tokens = self.cache.namespace(live.namespace), live.request.tokens().tolist()
+            for pages in range(first + 1, last + 1):
+                self.known.add((name, tuple(tokens[: pages * page])))
+
+        if fence is None:
+            kernel()
+        else:
+            self._later.append((fence, kernel))
+        live.told = upto
+        live.request.computed(upto, fence=fence, reuse=fence)
+
+    def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
+        """Ends a request. Up to the fence the engine's kernels may read its pages."""
+        work = live.request._work
+        last = max(work.shared, live.told // self.cache.page_tokens)
+        private = [live.request.slots(group)[last:].tolist() for group in range(len(work.table))]
+        if fence is not None and live.checked:
+            shared, group_count = work.shared, len(self.cache.groups)
+            snapshot = [live.request.slots(group) for group in range(group_count)]
+            wanted = [
+                self.expected(live.namespace, live.request.tokens(), group)
+                for group in range(group_count)
+            ]
+
+            def reader() -> None:
+                for group in range(group_count if self.device is not None else 0):
+                    for page in range(shared):
+                        found = peek(self.device, group, snapshot[group][page])
+                        assert np.array_equal(found, wanted[group][page]), "read after reuse"
+
+            self._later.append((fence, reader))
+        if abort:
+            live.request.abort(fence=fence)
+        else:
+            live.request.finish(fence=fence, **more)
+        self.live.remove(live)
+        if fence is not None:
+            for group, slots in enumerate(private):
+                self._fenced.update(((group, slot), fence) for slot in slots)
+
+    def serve(self, tokens: Sequence[int], namespace: Namespace | None = None) -> Live:
+        """A whole request: admitted, loaded, computed, finished, and everything settled."""
+        live = self.admit(tokens, namespace)
+        self.until_ready(live)
+        self.compute(live, len(tokens))
+        self.end(live)
+        self.settle()
+        return live
+
+    def until_ready(self, live: Live) -> Live:
+        """Polls until the request runs."""
+        for _ in range(100):
+            if live.checked:
+                return live
+            self.poll()
+        raise AssertionError("the request never ran")
+
+    def empty(self, tier: int = 0) -> None:
+        """Evicts all that may go from a tier."""
+        for group in range(len(self.cache.groups)):
+            self.cache.evict(group, 1 << 10, tier=tier)
+
+    def fence(self) -> int:
+        """A step that has not passed yet."""
+        return self.step + 1
+
+    def point(self) -> Point:
+        """A fence that is asked and has not passed."""
+        self.points.append(Point())
+        return self.points[-1]
+
+    def pass_step(self) -> None:
+        """The kernels of one more step end, and then their fence passes."""
+        self.step += 1
+        due = [act for fence, act in self._later if fence == self.step]
+        self._later = [item for item in self._later if item[0] != self.step]
+        for act in due:
+            act()
+        self._fenced = {slot: held for slot, held in self._fenced.items() if held != self.step}
+        self.cache.passed(self.step)
+
+    def pass_point(self, point: Point) -> None:
+        """The same for a fence that is asked."""
+        for fence, act in self._later:
+            if fence is point:
+                act()
+        self._later = [item for item in self._later if item[0] is not point]
+        point.over = True
+        self._fenced = {slot: held for slot, held in self._fenced.items() if held is not point}
+        self.points.remove(point)
+
+    # ------------------------------------------------------------ events
+    def poll(self) -> list[Event]:
+        """Polls; the stream of events must tell what is resident (I30, I32)."""
+        events = self.cache.poll()
+        for event in events:
+            self._hear(event)
+        self._look()
+        if self.cache.residency.events is not None:
+            assert self.resident == self.walk(), "the stream is not what is resident (I32)"
+        return events
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, RequestEvent):
+            seen = self.states.setdefault(event.request, [])
+            assert event.state not in seen, "a state was told twice (I30)"
+            assert not seen or ORDER.index(seen[-1]) < ORDER.index(event.state), "order (I30)"
+            seen.append(event.state)
+        elif isinstance(event, BlocksStored):
+            above = (event.tier, event.group, event.parent)
+            roots = set(self.cache._spaces.keys.values())
+            if event.tier == self.cache.residency.tiers[0].name:
+                assert event.parent in roots or above in self.resident, "parent first (I32)"
+            for key in event.keys:
+                item = (event.tier, event.group, key.tobytes())
+                assert item not in self.resident, "stored twice (I32)"
+                self.resident.add(item)
+        elif isinstance(event, BlocksRemoved):
+            for key in event.keys:
+                self.resident.remove((event.tier, event.group, key.tobytes()))
+
+    def walk(self) -> set[tuple[str, str, bytes]]:
+        """What is resident, by looking at the tree; and every byte in memory must be right."""
+        tree, found = self.cache.tree, set()
+        for root, name in self.cache._spaces.names.items():
+            for node in tree.nodes(root):
+                at = Cursor(root, node.node, node.start + node.pages)
+                for number, tier in enumerate(self.cache.residency.tiers):
+                    for group, spec in enumerate(self.cache.groups):
+                        lo, hi = tree.interval(node.node, tree.column(group, number))
+                        if hi == lo:
+                            continue
+                        for key in tree.keys(at, node.start + lo, hi - lo):
+                            found.add((tier.name, spec.name, key.tobytes()))
+                        self._bytes(name, at, number, group, (node.start + lo, node.start + hi))
+        return found
+
+    def _bytes(
+        self, name: bytes, at: Cursor, number: int, group: int, pages: tuple[int, int]
+    ) -> None:
+        memory = self.device if number == 0 else None
+        if 0 < number <= len(self.lower):
+            memory = self.lower[number - 1]
+        if memory is None:
+            return
+        first, last = pages
+        tree, spec = self.cache.tree, self.cache.groups[group]
+        tokens = tree.pages(at, 0, last).view(np.int32).ravel()
+        wanted = blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
+        slots = tree.slots(at, tree.column(group, number), first, last - first)
+        for page, slot in zip(range(first, last), slots, strict=True):
+            if (number, int(slot)) not in self._wrong:
+                assert np.array_equal(peek(memory, group, slot), wanted[page]), (
+                    f"tier {number} group {group} page {page}: wrong bytes (I24)"
+                )
+
+    # ------------------------------------------------------------ the end
+    def settle(self, rounds: int = 400) -> None:
+        """Polls until nothing is under way."""
+        for _ in range(rounds):
+            self.cache.wait(0.02)
+            self.poll()
+            if not self.cache.transfers.jobs and not self.cache.requests.works:
+                return
+        raise AssertionError(
+            f"never idle: jobs {self.cache.transfers.jobs}, works {self.cache.requests.works}"
+        )
+
+    def finish_all(self) -> None:
+        """Ends everything; then nothing may be held, and the counts must add up (I8, I14, I34)."""
+        for tier in self.cache.tiers:
+            if tier.mode is not TierMode.ON:
+                self.cache.set_mode(tier.name, TierMode.ON)
+        for live in list(self.live):
+            self.end(live, abort=True)
+        for point in list(self.points):
+            self.pass_point(point)
+        self.pass_step()
+        self.settle()
+        cache = self.cache
+        cache.check()
+        assert len(cache.fences) == 0
+        assert not any(cache.requests.fenced)
+        for number, tier in enumerate(cache.residency.tiers):
+            for group in range(len(cache.groups)):
+                stats = cache.tree.column_stats(cache.tree.column(group, number))
+                assert stats.protected == 0, "something is pinned (I14)"
+                assert tier.usage().used_blocks[group] == stats.resident, "a private slot (I8)"
+        for seen in self.states.values():
+            assert seen[-3:] == list(ORDER[-3:]), "an end without its three events (I30)"
+        metrics = cache.metrics
+        queried = metrics.get("match", "queried_tokens")
+        hits, misses = metrics.total("match", "hit_tokens"), metrics.total("match", "miss")
+        assert hits + misses == queried, f"{hits} + {misses} != {queried} (I34)"
+
+
+def build(
+    *,
+    page_tokens: int = 4,
+    groups: int = 1,
+    device: int = 16,
+    below: Sequence[int] = (),
+    plans: Sequence[FaultPlan | None] = (None, None),
+    **options: object,
+) -> Rig:
+    """A rig over a device on the CPU and tiers in memory of so many blocks, with bytes.
+
+    ``rig.ticks`` are the lower tiers: their ``pace`` says whether copies end.
+    """
+    ticks = [TickTier(blocks, name) for blocks, name in zip(below, ("host", "deep"), strict=False)]
+    lower = [
+        tick if plan is None else FaultyTier(tick, plan)
+        for tick, plan in zip(ticks, plans, strict=False)
+    ]
+    top = DeviceTier(blocks=device, device="cpu")
+    options.setdefault("events", True)
+    cache = PrefixCache(GROUPS[:groups], [top, *lower], page_tokens=page_tokens, **options)
+    rig = Rig(cache, top, tuple(ticks))
+    rig.ticks = ticks
+    return rig
