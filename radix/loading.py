@@ -166,7 +166,8 @@ class Loading:
         if job.move.target == self.top:
             work.coming[group][pages] = False
             work.ready[group][pages[arrived]] = True
-        # what another request brought meanwhile is not missed
+        if self.placed and not arrived.all():
+            self._share(work)  # what another request brought meanwhile is not missed
         lost = np.flatnonzero(~arrived & (pages >= work.frontier))
         if len(lost):
             first = int(lost[0])

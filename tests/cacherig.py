@@ -61,6 +61,7 @@ class TickTier(PooledTier):
         super().__init__(name, _MAPPED)
         self._blocks = blocks
         self.pace = pace
+        self.held: set[int] = set()  # jobs that do not end
         self._random = random.Random(seed)
         self._waiting: list[tuple[Transfer, Tier, bool]] = []
 
@@ -91,7 +92,11 @@ class TickTier(PooledTier):
         self._waiting.append((transfer, upper, storing))
 
     def _progress(self) -> None:
-        ready = [item for item in self._waiting if self._random.random() < self.pace]
+        ready = [
+            item
+            for item in self._waiting
+            if item[0].job not in self.held and self._random.random() < self.pace
+        ]
         self._waiting = [item for item in self._waiting if item not in ready]
         self._random.shuffle(ready)
         for transfer, upper, storing in ready:
@@ -264,9 +269,10 @@ class Rig:
 
     def until_ready(self, live: Live) -> Live:
         """Polls until the request runs."""
-        for _ in range(100):
+        for _ in range(200):
             if live.checked:
                 return live
+            self.cache.wait(0.02)
             self.poll()
         raise AssertionError("the request never ran")
 
