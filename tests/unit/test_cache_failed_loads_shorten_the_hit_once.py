@@ -1,5 +1,5 @@
-"""A load that fails, is refused, finds no room or brings wrong bytes makes the hit shorter, once and
-for all groups; what arrived counts, what is wrong is dropped, and nobody tries for ever (I22, I24).
+"""A load that fails, is refused, finds no room or brings wrong bytes makes the hit shorter, once
+and for all groups; what arrived counts, what is wrong is dropped, and nobody tries for ever (I22, I24).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_failed_load_is_a_shorter_hit(fault: Fault, hit: int, reason: str, group
 
 
 def test_failing_load_is_not_tried_again_by_the_request() -> None:
-    """C78, vllm#49176: the verdict 'present' outlived the failure, and the load was tried for ever."""
+    """C78, vllm#49176: the verdict 'present' outlived the failure; the load was tried for ever."""
     rig = _on_host_only(_plan("load", *[Fault.FAIL] * 50))
     live = _run(rig, PROMPT)
     for _ in range(10):
@@ -175,7 +175,10 @@ def test_slot_under_a_load_is_given_back_only_when_the_load_has_ended() -> None:
     other = rig.until_ready(rig.admit(PROMPT[:3], new_tokens=14))
     other.request.append(PROMPT[3:])
     rig.compute(other, 17)
-    rig.serve([2, 2, 2, 2, 2])  # a store ends, so that what waits is looked at
+    third = rig.until_ready(rig.admit([2, 2, 2, 2, 2]))
+    rig.compute(third, 5)
+    for _ in range(3):
+        rig.poll()  # its store ends, so that what waits is looked at
     rig.cache.check()
     assert not waits.request.ready
     rig.ticks[0].held = set()
@@ -321,7 +324,7 @@ def test_miss_reserves_nothing_below_and_waits_for_nothing() -> None:
 
 @pytest.mark.parametrize("call", ["reserve", "load"])
 def test_tier_that_goes_off_in_the_middle_costs_the_hit_alone(call: str) -> None:
-    """A tier may switch itself off in any call. The error left admit, with the request half made."""
+    """A tier may go off in any call. The error left admit, with the request half made."""
     plan = FaultPlan(script={call: {(2 if call == "reserve" else 1): Fault.OFF}})
     rig = build(below=(16, 16), plans=(plan, None))
     rig.serve(PROMPT)
