@@ -42,7 +42,8 @@ BLOCK_BYTES = 64 << 10
 # The device holds little more than runs at once, the host a fourth of all blocks, the disk all.
 SIZES = TierSizes(device=1024, host=1536, disk=8192)
 WORKLOAD = WorkloadSizes()
-STEP_TOKENS = 16
+# Each step of each request ends in a write to the disk; few large ones cost less than many small.
+STEP_TOKENS = 48
 COLD, WARM = "cold start", "warm start"
 
 

@@ -39,7 +39,7 @@ SMALL = WorkloadSizes(
     abort_chance=0.2,
 )
 # So narrow that requests must sometimes make room for each other.
-SIZES = TierSizes(device=64, host=80, disk=600)
+SIZES = TierSizes(device=64, host=104, disk=600)
 
 
 class Told(Progress):
