@@ -6,6 +6,8 @@ nothing. The content of each step is compared in full.
 
 from __future__ import annotations
 
+import inspect
+import random
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -33,6 +35,8 @@ EVERY_TIER = 0xFFFFFFFF
 pick = st.integers(0, 1 << 16)
 small = st.integers(0, 8)
 fails = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
+gap_lists = st.lists(st.booleans(), max_size=8)
+DEEPEST = 9
 
 
 def dump(tree: TreeCore, roots: dict[str, int]) -> object:
@@ -155,7 +159,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert found.hit_pages == min(limit, reach)
         stop = 0 if reach >= limit else 2 if reach < len(standing) - 1 else 1
         assert found.stop == stop
-        self.cursors.append((Cursor(self.roots[name], found.node, len(standing) - 1), standing))
+        self.remember(Cursor(self.roots[name], found.node, len(standing) - 1), standing)
 
     @precondition(lambda self: self.cursors)
     @rule(choice=pick, cut=small, fail=fails)
@@ -201,25 +205,36 @@ class TreeMachine(RuleBasedStateMachine):
         name=st.sampled_from(NAMESPACES),
         run=runs(),
         leased=st.booleans(),
-        gaps=st.lists(st.booleans(), max_size=8),
+        gaps=gap_lists,
         tiers=st.integers(0, 3),
         fail=fails,
     )
     def insert(
-        self,
-        name: str,
-        run: list[int],
-        leased: bool,
-        gaps: list[bool],
-        tiers: int,
-        fail: int,
+        self, name: str, run: list[int], leased: bool, gaps: list[bool], tiers: int, fail: int
+    ) -> None:
+        path: Path = (name, *pages(run, self.world.page_tokens))
+        self.insert_path(path, leased, gaps, tiers, fail)
+
+    @precondition(lambda self: self.cursors)
+    @rule(where=pick, cut=small, run=runs(3), leased=st.booleans(), gaps=gap_lists, fail=fails)
+    def insert_more(
+        self, where: int, cut: int, run: list[int], leased: bool, gaps: list[bool], fail: int
+    ) -> None:
+        """A prompt that goes on from some point of an earlier one."""
+        path = self.cursors[where % len(self.cursors)][1]
+        path = path[: max(1, min(len(path) - cut, DEEPEST - len(run)))]
+        path = (*path, *pages(run, self.world.page_tokens))
+        self.insert_path(path, leased, gaps, where % 4, fail)
+
+    def insert_path(
+        self, path: Path, leased: bool, gaps: list[bool], tiers: int, fail: int
     ) -> None:
         """Insert as an engine does: behind what the first tier holds; other tiers with gaps."""
-        path: Path = (name, *pages(run, self.world.page_tokens))
+        name = str(path[0])
         root = self.roots[name]
         self.fail = 0
         for column in self.device:
-            most = self.world.capacity - len(run)
+            most = self.world.capacity - len(path)
             self.evict(column, max(0, len(self.model.resident(column)) - most))
         found = self.tree.match(root, tokens(path[1:]), 0, 1)
         depth = found.device_pages
@@ -250,7 +265,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.model.use(path)
         if leased:
             self.model.leases[lease] = path
-            self.cursors.append((self.end_of(lease), path))
+        self.remember(Cursor(root, result.node, result.pages), self.model.structural(path))
 
     def settle(
         self,
@@ -324,9 +339,9 @@ class TreeMachine(RuleBasedStateMachine):
         self.fail = fail
         cursor, path = self.cursor(where)
         column = choice % (self.world.groups * self.world.tiers)
-        page = max(0, len(path) - 2 - back)
         if len(path) == 1:
             return
+        page = (len(path) - 2 - back) % (len(path) - 1)
         victim = path[: page + 2]
         above = [other[:-1] for other in self.model.resident(column)]
         if column in self.device and victim in above:
@@ -354,9 +369,16 @@ class TreeMachine(RuleBasedStateMachine):
                 self.model.drop(where[slot], column)
         self.age_cursors()
 
+    def remember(self, cursor: Cursor, path: Path) -> None:
+        """Keeps a cursor for later, unless it names nothing from the start."""
+        if len(path) > 1 or not self.cursors:
+            self.cursors.append((cursor, path))
+
     def age_cursors(self) -> None:
         """What a cursor lost it does not get back, even if the same pages come again."""
-        self.cursors = [(c, self.model.structural(path)) for c, path in self.cursors[-12:]]
+        aged = [(cursor, self.model.structural(path)) for cursor, path in self.cursors]
+        lost = [pair for pair in aged if len(pair[1]) == 1]
+        self.cursors = lost[-2:] + [pair for pair in aged if len(pair[1]) > 1][-12:]
 
     @precondition(lambda self: self.cursors)
     @rule(choice=pick, where=pick, first=small)
@@ -417,6 +439,87 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.check()
         stats = self.tree.stats()
         assert (stats.nodes, stats.pages, stats.buffers, stats.leases) == (2, 0, 0, 0)
+
+
+def arguments(rng: random.Random) -> dict[str, object]:
+    """What any rule may be given."""
+    return {
+        "name": rng.choice(NAMESPACES),
+        "run": [rng.randrange(5) for _ in range(rng.randrange(1, 4))],
+        "keep": rng.randrange(3),
+        "mask": rng.randrange(1, 8),
+        "choice": rng.randrange(1 << 16),
+        "where": rng.randrange(1 << 16),
+        "cut": rng.randrange(7),
+        "first": rng.randrange(5),
+        "upto": rng.randrange(7),
+        "back": rng.randrange(8),
+        "count": rng.randrange(7),
+        "tiers": rng.randrange(4),
+        "gaps": [rng.random() < 0.3 for _ in range(rng.choice((0, 0, 6)))],
+        "leased": rng.random() < 0.4,
+        "stamp": rng.random() < 0.6,
+        "fail": rng.choice((0, 0, 0, 0, 0, 1, 2, 3)),
+    }
+
+
+WEIGHTS = {
+    "match": 6,
+    "insert": 5,
+    "insert_more": 14,
+    "lease": 6,
+    "release": 9,
+    "move_up": 2,
+    "move_down": 2,
+    "attach_below": 8,
+    "attach_device": 6,
+    "drop": 5,
+    "evict_some": 14,
+    "forget": 3,
+    "touch": 3,
+}
+NEEDS = {
+    "release": "leases",
+    "move_up": "leases",
+    "move_down": "leases",
+}
+
+
+def run_at_random(seed: int, steps: int) -> None:
+    """Many steps of every kind from one seed: deeper than what shrinks well."""
+    rng = random.Random(seed)
+    machine = TreeMachine()
+    world = World(
+        page_tokens=rng.choice((1, 2, 4)),
+        groups=rng.randrange(1, 3),
+        tiers=rng.randrange(1, 4),
+        capacity=rng.randrange(12, 33),
+        keep_keys=rng.random() < 0.5,
+    )
+    machine.build(world=world, seed=seed)
+    machine.insert(name="a", run=[1, 2, 3], leased=False, gaps=[], tiers=3, fail=0)
+    for _ in range(steps):
+        [name] = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        given = arguments(rng)
+        if name in NEEDS and not machine.model.leases:
+            continue
+        if name == "attach_below" and not machine.lower:
+            continue
+        step = getattr(machine, name)
+        step(**{key: given[key] for key in inspect.signature(step).parameters})
+        machine.both_sides_agree()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tree_agrees_with_the_model_at_random(seed: int) -> None:
+    run_at_random(seed, 250)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_tree_agrees_with_the_model_at_random_for_long(seed: int) -> None:
+    run_at_random(seed, 1500)
 
 
 def test_tree_agrees_with_the_model() -> None:
