@@ -34,6 +34,9 @@ def check_slots(
                 _claim(owned[0, group], private, f"request {work.number}")
         for group, fenced in enumerate(requests.fenced):
             _claim(owned[0, group], fenced, "the quarantine")
+    for tier_number, group, slot in transfers.fenced:
+        _claim(owned[tier_number, group], [slot], "the quarantine of what is read")
+    _ends_of_jobs(transfers, requests, owned)
     for number, tier in enumerate(residency.tiers):
         used = tier.usage().used_blocks
         for group, spec in enumerate(residency.groups):
@@ -45,6 +48,25 @@ def check_slots(
                     f"tier {tier.name!r}, group {spec.name!r}: {used[group]} slots in use, "
                     f"{known} have an owner: {abs(used[group] - known)} {kind}",
                 )
+
+
+def _ends_of_jobs(
+    transfers: Transfers, requests: Requests, owned: dict[tuple[int, int], Owned]
+) -> None:
+    """What a job reads stands in the tree or in quarantine, what it writes above is private."""
+    for job in transfers.jobs.values():
+        move, who = job.move, f"job {job.number}"
+        source = job.upper_slots if job.storing else job.lower_slots
+        if move.source >= 0:
+            for slot in source.tolist():
+                owner = owned[move.source, move.group].get(slot, "nobody")
+                if not owner.startswith("the "):
+                    raise InvariantError("I22", f"{who} reads slot {slot}, which is of {owner}")
+        if move.target == 0 and requests.placed:
+            for slot in job.upper_slots.tolist():
+                owner = owned[0, move.group].get(slot, "nobody")
+                if owner != f"request {job.owner}":
+                    raise InvariantError("I22", f"{who} writes slot {slot}, which is of {owner}")
 
 
 def _of_the_tree(residency: Residency, roots: Iterable[int]) -> dict[tuple[int, int], Owned]:

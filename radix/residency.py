@@ -236,17 +236,23 @@ class Residency:
             return self.root_keys[at.root]
         return self.tree.keys(at, page - 1, 1).tobytes()
 
-    def drop(self, at: Cursor, group: int, tier: int, page: int) -> bool:
-        """Takes one block that is corrupt, or gone, out of a tier; whether it was there."""
+    def drop(self, at: Cursor, group: int, tier: int, page: int, *, read: bool) -> None:
+        """Takes one block that is corrupt, or gone, out of a tier.
+
+        ``read``: a transfer still reads the slot; it goes into quarantine, for the caller to lift.
+        """
         column = self.tree.column(group, tier)
         key = self.tree.keys(at, page, 1) if self.tree.key_bytes else None
         slot = self.tree.drop(at, column, page)
         if slot == NO_SLOT:
-            return False
+            return
         if key is not None:
             self._removed(tier, group, key, CORRUPT, self._why.index(CORRUPT))
-        self._give_back(tier, group, np.array([slot], np.int32))
-        return True
+        gone = np.array([slot], np.int32)
+        if read:
+            self.tiers[tier].fence(group, gone)
+        else:
+            self._give_back(tier, group, gone)
 
     def forget(self, at: Cursor, first: int) -> None:
         """Gives up, in every tier, what lies behind page ``first`` and nobody else needs."""

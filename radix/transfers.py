@@ -46,6 +46,8 @@ class Transfers(Jobs[Move]):
         self.tree = residency.tree
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
         self._namespaces = namespaces
+        # (tier, group, slot) of wrong blocks that these jobs still read
+        self.fenced: dict[tuple[int, int, int], set[int]] = {}
 
     def _place(self, move: Move) -> Place:
         return move.target, move.group
@@ -167,8 +169,8 @@ class Transfers(Jobs[Move]):
 
     def _loaded(self, job: Job, done: TransferDone) -> npt.NDArray[np.bool_]:
         move = job.move
-        for page in move.pages[done.corrupt]:
-            self.residency.drop(move.at, move.group, move.source, int(page))
+        for index in np.flatnonzero(done.corrupt).tolist():
+            self._drop(job, int(move.pages[index]), int(job.lower_slots[index]))
         if move.target <= 0:
             return done.good  # slots of the first tier are the request's: it attaches them
         arrived = done.good.copy()
@@ -180,6 +182,31 @@ class Transfers(Jobs[Move]):
         if len(bad):
             self.tiers[move.target].abort(move.group, bad)
         return arrived
+
+    def _drop(self, job: Job, page: int, slot: int) -> None:
+        """A wrong block goes, its slot only when no other transfer reads it."""
+        move = job.move
+        if self.residency.slots(move.at, move.group, move.source, page, 1)[0] != slot:
+            return  # somebody found it wrong before, and another block stands there now
+        readers = {
+            other.number
+            for other in self.jobs.values()
+            if other is not job
+            and (other.move.source, other.move.group) == (move.source, move.group)
+            and slot in (other.upper_slots if other.storing else other.lower_slots)
+        }
+        self.residency.drop(move.at, move.group, move.source, page, read=bool(readers))
+        if readers:
+            self.fenced[move.source, move.group, slot] = readers
+
+    def _end(self, job: Job) -> None:
+        super()._end(job)
+        for place, readers in list(self.fenced.items()):
+            readers.discard(job.number)
+            if not readers:
+                del self.fenced[place]
+                tier, group, slot = place
+                self.tiers[tier].lift(group, np.array([slot], np.int32))
 
     @staticmethod
     def _runs(pages: Pages, good: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

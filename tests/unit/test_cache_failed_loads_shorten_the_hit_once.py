@@ -1,5 +1,5 @@
 """A load that fails, is refused, finds no room or brings wrong bytes makes the hit shorter, once
-and for all groups; what arrived counts, what is wrong is dropped, and nobody tries for ever (I22, I24).
+and for all groups; what arrived counts, what is wrong is dropped, nobody tries for ever (I22, I24).
 """
 
 from __future__ import annotations
@@ -87,6 +87,32 @@ def test_corrupt_block_is_dropped_and_what_stands_before_it_is_kept() -> None:
     rig.serve(PROMPT)
     rig.empty()
     assert rig.cache.explain(PROMPT).hit_tokens == 16
+    rig.finish_all()
+
+
+def test_wrong_block_keeps_its_slot_while_another_transfer_reads_it() -> None:
+    """The slot of a corrupt block went to the next store at once, while a copy further down still
+    read it: the bytes of one prefix went down as those of another.
+    """
+    rig = build(below=(4, 16), plans=(_plan("load", Fault.CORRUPT), None))
+    rig.ticks[1].pace = 0.0
+    live = _run(rig, PROMPT)
+    rig.compute(live, 17)
+    rig.poll()  # on the host; on its way to the tier below
+    rig.end(live)
+    rig.poll()
+    rig.empty()
+    live = _run(rig, PROMPT)
+    assert live.request.hit_tokens < 16
+    column = rig.cache.tree.column_stats(rig.cache.tree.column(0, 1))
+    assert column.resident == 3 and rig.cache.usage()["host"].used_blocks == (4,)
+    rig.cache.check()
+    other = rig.until_ready(rig.admit([7, 7, 7, 7, 7]))
+    rig.compute(other, 5)  # finds no room on the host, and waits for none
+    rig.poll()
+    rig.ticks[1].pace = 1.0
+    rig.poll()
+    assert rig.cache.usage()["host"].used_blocks == (3,)
     rig.finish_all()
 
 
