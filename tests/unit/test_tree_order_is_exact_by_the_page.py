@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radix.tree import Cursor, TreeCore
+from radix.tree import Cursor, StaleError, TreeCore
 
 COLUMN = np.zeros(1, np.uint32)
 
@@ -163,3 +163,94 @@ def test_insert_tells_exactly_what_it_attached() -> None:
     assert (result.existing, result.created, result.attached, result.duplicates) == (2, 2, 2, 0)
     result = cache.tree.insert(Cursor(cache.root, cache.root, 0), run, host, slots)
     assert (result.existing, result.created, result.attached, result.duplicates) == (3, 1, 0, 3)
+
+
+def test_page_above_a_dropped_one_may_go_although_something_lies_deeper() -> None:
+    """I16: a leaf is what has no child with data; above a hole that is an inner node, of no age."""
+    cache = Cache(tiers=2)
+    end = cache.put(1, 2, 3)
+    for depth in (1, 2):  # a node a page, of which only the last is in the list
+        lease, _, _ = cache.tree.lease(end._replace(pages=depth))
+        cache.tree.release(lease, stamp=False)
+    cache.tree.attach(end, 1, 0, np.array([10, 20, 30], np.int32))
+    assert cache.tree.drop(end, 1, 1) == 20
+    cache.tree.check()
+    slots = np.empty(3, np.int32)
+    assert slots[: cache.tree.evict(1, slots)].tolist() == [10, 30]
+    cache.tree.check()
+
+
+def test_split_behind_the_last_resident_page_makes_a_leaf_of_the_upper_half() -> None:
+    cache = Cache(tiers=2)
+    trunk = cache.put(1, 2, 3, 4)
+    children = [cache.put(1, 2, 3, 4, token) for token in (5, 6)]
+    cache.tree.attach(trunk, 1, 0, np.array([10, 20], np.int32))
+    for child, slot in zip(children, (50, 60), strict=True):
+        cache.tree.attach(child, 1, 4, np.array([slot], np.int32))
+    slots = np.empty(3, np.int32)
+    assert slots[: cache.tree.evict(1, slots[:1])].tolist() == [50]  # the trunk left the list
+    lease, _, _ = cache.tree.lease(cache.find(1, 2, 3, 4)._replace(pages=3))
+    cache.tree.check()
+    cache.tree.release(lease, stamp=False)
+    cache.tree.check()
+    lease, _, _ = cache.tree.lease(cache.find(1, 2, 3, 4)._replace(pages=2))
+    cache.tree.release(lease, stamp=False)
+    cache.tree.check()
+    assert sorted(slots[: cache.tree.evict(1, slots)].tolist()) == [10, 20, 60]
+
+
+def test_next_victim_is_told_without_taking_it() -> None:
+    cache = Cache()
+    assert cache.tree.next_victim(0) is None
+    cache.put(1)
+    cache.put(1, 2)
+    first = cache.tree.next_victim(0)
+    cache.put(3)
+    assert first is not None
+    assert cache.tree.next_victim(0) == first
+    lease = cache.lease(1, 2)
+    assert cache.tree.next_victim(0) == first + 1
+    assert cache.evict(1) == [3]
+    assert cache.tree.next_victim(0) is None
+    cache.tree.release(lease)
+    assert cache.tree.next_victim(7) is None
+    assert cache.evict(2) == [2, 1]
+
+
+def test_column_that_does_not_exist_and_page_that_is_gone_are_refused() -> None:
+    cache = Cache()
+    end = cache.put(1, 2)
+    slots, none = np.zeros(1, np.int32), np.empty(0, np.int32)
+    tree = cache.tree
+    before = tree.stats()._replace(bytes=0), tree.order(0)
+    for call in (
+        lambda: tree.attach(end, 1, 0, slots),
+        lambda: tree.slots(end, 1, 0, 1),
+        lambda: tree.drop(end, 1, 0),
+        lambda: tree.interval(end.node, 1),
+        lambda: tree.evict(1, slots),
+        lambda: tree.forget(end, 1, 0, slots, None),
+        lambda: tree.order(1),
+    ):
+        with pytest.raises(ValueError, match="range"):
+            call()
+    gone = end._replace(root=12345, node=12345)
+    for call in (
+        lambda: tree.attach(end, 0, 2, slots),
+        lambda: tree.attach(gone, 0, 0, none),
+        lambda: tree.slots(end, 0, 1, 2),
+        lambda: tree.keys(end, 2, 1),
+        lambda: tree.pages(gone, 0, 1),
+        lambda: tree.drop(end, 0, 2),
+        lambda: tree.touch(gone),
+        lambda: tree.forget(gone, 0, 0, slots, None),
+        lambda: tree.lease(gone),
+        lambda: tree.interval(12345, 0),
+        lambda: tree.nodes(12345),
+        lambda: tree.match(end.node, np.zeros(1, np.int32)),
+        lambda: tree.drop_root(end.node),
+    ):
+        with pytest.raises(StaleError):
+            call()
+    assert (tree.stats()._replace(bytes=0), tree.order(0)) == before
+    assert tree.resolve(gone).pages == 0
