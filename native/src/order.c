@@ -65,8 +65,14 @@ void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, u
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     rdx_list_remove(t, i, column);
     uint32_t before = t->lists[column].tail;
+    uint32_t after = t->lists[column].head;
     while (before != NIL && cell_at(t, before, column)->stamp > stamp) {
+        if (cell_at(t, after, column)->stamp > stamp) {
+            before = cell_at(t, after, column)->prev;
+            break;
+        }
         before = cell_at(t, before, column)->prev;
+        after = cell_at(t, after, column)->next;
     }
     rdx_list_after(t, i, column, before, stamp);
 }

@@ -234,7 +234,7 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
  * over the stamp and, where it is a leaf now, the place. */
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column);
 void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp);
-/* Puts i where its stamp belongs. Cost: the newer nodes; none where the stamp is the newest. */
+/* Puts i where its stamp belongs. Cost: the newer nodes or the older ones, whichever are fewer. */
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);

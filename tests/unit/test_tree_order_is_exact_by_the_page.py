@@ -254,3 +254,14 @@ def test_column_that_does_not_exist_and_page_that_is_gone_are_refused() -> None:
             call()
     assert (tree.stats()._replace(bytes=0), tree.order(0)) == before
     assert tree.resolve(gone).pages == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 50, 98, 99])
+def test_pin_given_back_without_a_stamp_returns_to_its_place(place: int) -> None:
+    """The place is sought from both ends of the list, wherever it lies and whoever is equal."""
+    cache = Cache()
+    for token in range(100):
+        cache.put(token)
+    pin = cache.lease(place)
+    cache.tree.release(pin, stamp=False)
+    assert cache.evict(100) == list(range(100))
