@@ -104,7 +104,8 @@ typedef struct rdx_io rdx_io;
 
 /* One contiguous, checksummed run of bytes between a file and memory (a block, or a part or a
  * shard piece of one). `status` and, for writes, `checksum` are filled in; they are final once
- * the job's completion has been polled. Runs over RDX_PIECE_BYTES are cut into pieces. */
+ * the job's completion has been polled. Runs over RDX_PIECE_BYTES are cut into pieces; runs that
+ * follow one another, in the job and in the file, are moved together up to that size. */
 typedef struct rdx_op {
     uint32_t kind;
     int32_t fd;
@@ -155,7 +156,8 @@ int rdx_io_event_fd(const rdx_io *io);
 /* Fault injection for tests: the k-th file operation from now (1-based; reads, writes, syncs
  * counted together) fails with `status`, and `sticky` makes every later one fail too. k=0: off. */
 void rdx_io_fail_at(rdx_io *io, uint64_t k, int status, int sticky);
-/* For tests: only so many more pieces begin (a sync is one); UINT64_MAX, the start: no limit. */
+/* For tests: only so many more pieces begin (a sync is one, and so is each run of those that are
+ * moved together); UINT64_MAX, the start: no limit. */
 void rdx_io_allow(rdx_io *io, uint64_t pieces);
 
 /* ---------------------------------------------------------------- slot pools (pool.c)
