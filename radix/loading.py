@@ -166,7 +166,9 @@ class Loading:
         if job.move.target == self.top:
             work.coming[group][pages] = False
             work.ready[group][pages[arrived]] = True
-        if self.placed and not arrived.all():
+        if arrived.all() or work.state is not RequestState.LOADING:
+            return
+        if self.placed:
             self._share(work)  # what another request brought meanwhile is not missed
         lost = np.flatnonzero(~arrived & (pages >= work.frontier))
         if len(lost):
@@ -177,7 +179,7 @@ class Loading:
     def shorten(self, work: Work, page: int, reason: str) -> None:
         """Something does not come: the hit ends here, for all groups, decided once."""
         page = max(page, work.frontier)
-        if page >= work.hit_pages or work.state is not RequestState.LOADING:
+        if page >= work.hit_pages:
             return
         lost = (work.hit_pages - page) * self.page_tokens
         self.residency.metrics.add(("match", "miss", reason), lost)

@@ -312,7 +312,7 @@ class Requests:
     def _retry(self, work: Work) -> None:
         again, work.refused = work.refused, []
         for move, upper in again:
-            if not self.transfers.submit_store(move, upper, work.number):
+            if not self.transfers.store_again(move, upper, work.number):
                 work.refused.append((move, upper))
 
     # ------------------------------------------------------------ events

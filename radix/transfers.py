@@ -109,6 +109,17 @@ class Transfers(Jobs[Move]):
         part = Move(move.at, move.group, move.source, move.target, move.pages[: len(lower)])
         return self._start_store(self._pinned(part, upper_slots[: len(lower)], lower, owner))
 
+    def store_again(self, move: Move, upper_slots: Slots, owner: int) -> bool:
+        """Offers a refused store once more, less what has come down otherwise meanwhile."""
+        pages, first = move.pages, int(move.pages[0])
+        count = int(pages[-1]) - first + 1
+        below = self.residency.slots(move.at, move.group, move.target, first, count)[pages - first]
+        left = (below == NO_SLOT) & ~self.landing(move.at, move.target, move.group, pages)
+        if not left.any():
+            return True
+        part = Move(move.at, move.group, move.source, move.target, pages[left])
+        return self.submit_store(part, upper_slots[left], owner)
+
     # ------------------------------------------------------------ load
     def load(self, move: Move, upper_slots: Slots, owner: int, urgency: Urgency) -> Job | None:
         """Starts copying blocks one tier up into slots that the caller reserved; None when the
@@ -171,8 +182,8 @@ class Transfers(Jobs[Move]):
         move = job.move
         for index in np.flatnonzero(done.corrupt).tolist():
             self._drop(job, int(move.pages[index]), int(job.lower_slots[index]))
-        if move.target <= 0:
-            return done.good  # slots of the first tier are the request's: it attaches them
+        if move.target == (0 if self.borrowed is None else -1):
+            return done.good  # slots of the device are the request's: it attaches them, or lent
         arrived = done.good.copy()
         for lo, hi in self._runs(move.pages, done.good):
             slots, first = job.upper_slots[lo:hi], int(move.pages[lo])

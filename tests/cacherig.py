@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.cache import PrefixCache
+from radix.errors import CacheError, CapacityError
 from radix.events import BlocksRemoved, BlocksStored, Event, RequestEvent, RequestState
 from radix.groups import Group
 from radix.keys import Namespace
+from radix.ownership import Ownership
 from radix.plan import Cursor
 from radix.pool import SlotPool
 from radix.request import Request
@@ -131,6 +133,7 @@ class Live:
     namespace: Namespace | None
     told: int = 0
     written: int = 0
+    fence: object = None  # of its end
     checked: bool = False
 
 
@@ -148,6 +151,8 @@ class Rig:
     known: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
     points: list[Point] = field(default_factory=list)
     ticks: list[TickTier] = field(default_factory=list)
+    own: list[list[int]] = field(default_factory=list)  # free slots of the engine's, by group
+    lent: list[tuple[Live, list[list[int]]]] = field(default_factory=list)
     _later: list[tuple[object, Callable[[], None]]] = field(default_factory=list)
     _fenced: dict[tuple[int, int], object] = field(default_factory=dict)
     _wrong: set[tuple[int, int]] = field(default_factory=set)
@@ -188,10 +193,88 @@ class Rig:
     ) -> Live:
         """Starts a request; its hit is looked at once it runs."""
         prompt = np.array(tokens, np.int32)
-        live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace)
+        rows: list[list[int]] = []
+        if self.own:
+            rows = self._take(-(-(len(tokens) + int(str(more.get("new_tokens", 0)))) // self._page))
+            more["slots"] = rows
+        try:
+            live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace)
+        except CacheError:
+            for free, row in zip(self.own, rows, strict=False):
+                free += row
+            raise
+        if self.own and self._borrows:
+            self.lent.append((live, rows))
         self.live.append(live)
         self._look()
         return live
+
+    # ------------------------------------------------------------ slots of the engine's
+    @property
+    def _borrows(self) -> bool:
+        return self.cache.ownership is Ownership.BORROWED
+
+    @property
+    def _page(self) -> int:
+        return self.cache.page_tokens
+
+    def _take(self, pages: int) -> list[list[int]]:
+        """Free slots of the engine's, in every group; ``CapacityError`` where it has too few."""
+        self.reclaim()
+        free = min(len(row) for row in self.own)
+        if free < pages:
+            raise CapacityError("the engine", needed=pages, free=free, evictable=0, leased=0)
+        rows = [row[:pages] for row in self.own]
+        for row in self.own:
+            del row[:pages]
+        return rows
+
+    def reclaim(self) -> None:
+        """The engine takes back what is not in use and not on loan any more."""
+        if self.cache.ownership is Ownership.SHARED:
+            for group, free in enumerate(self.own):
+                self._give(free, self.cache.spare(group).tolist())
+        loans = [set(slots.tolist()) for slots in self.cache.borrowed().values()]
+        for item in list(self.lent):
+            live, rows = item
+            if live.request.state is RequestState.RELEASED and self._over(live.fence):
+                assert not any(loan.intersection(row) for loan in loans for row in rows)
+                self.lent.remove(item)
+                for free, row in zip(self.own, rows, strict=True):
+                    self._give(free, row)
+
+    def _over(self, fence: object) -> bool:
+        if isinstance(fence, Point):
+            return fence.over
+        return fence is None or self.step >= int(str(fence))
+
+    @staticmethod
+    def _give(free: list[int], row: list[int]) -> None:
+        assert not set(free).intersection(row), "the engine got a slot twice"
+        free += row
+
+    def append(self, live: Live, tokens: Sequence[int]) -> None:
+        """Sampled tokens; where the slots are the engine's it adds some first."""
+        need = -(-(len(live.request) + len(tokens)) // self._page) - len(live.request.slots())
+        if self.own and need > 0:
+            rows = self._take(need)
+            if self.cache.ownership is Ownership.SHARED:
+                for group, row in enumerate(rows):
+                    self.cache.offer(group, row)
+            else:
+                live.request.lend(rows)
+                for other, lent in self.lent:
+                    if other is live:
+                        for held, row in zip(lent, rows, strict=True):
+                            held += row
+        live.request.append(list(tokens))
+
+    def evict(self, group: int, count: int, tier: int) -> int:
+        """Evicts; how many went. Slots that the engine shares are its own again."""
+        gone = self.cache.evict(group, count, tier=tier).tolist()
+        if tier == 0 and self.own and self.cache.ownership is Ownership.SHARED:
+            self._give(self.own[group], gone)
+        return len(gone)
 
     def _look(self) -> None:
         page = self.cache.page_tokens
@@ -254,7 +337,8 @@ class Rig:
         else:
             live.request.finish(fence=fence, **more)
         self.live.remove(live)
-        if fence is not None:
+        live.fence = fence
+        if fence is not None and not self._borrows:
             for group, slots in enumerate(private):
                 self._fenced.update(((group, slot), fence) for slot in slots)
 
@@ -279,7 +363,7 @@ class Rig:
     def empty(self, tier: int = 0) -> None:
         """Evicts all that may go from a tier."""
         for group in range(len(self.cache.groups)):
-            self.cache.evict(group, 1 << 10, tier=tier)
+            self.evict(group, 1 << 10, tier)
 
     def fence(self) -> int:
         """A step that has not passed yet."""
@@ -330,7 +414,7 @@ class Rig:
         elif isinstance(event, BlocksStored):
             above = (event.tier, event.group, event.parent)
             roots = set(self.cache._spaces.keys.values())
-            if event.tier == self.cache.residency.tiers[0].name:
+            if event.tier == self.cache.residency.tiers[0].name and not self._borrows:
                 assert event.parent in roots or above in self.resident, "parent first (I32)"
             for key in event.keys:
                 item = (event.tier, event.group, key.tobytes())
@@ -359,9 +443,10 @@ class Rig:
     def _bytes(
         self, name: bytes, at: Cursor, number: int, group: int, pages: tuple[int, int]
     ) -> None:
-        memory = self.device if number == 0 else None
-        if 0 < number <= len(self.lower):
-            memory = self.lower[number - 1]
+        medium = number + self._borrows
+        memory = self.device if medium == 0 else None
+        if 0 < medium <= len(self.lower):
+            memory = self.lower[medium - 1]
         if memory is None:
             return
         first, last = pages
@@ -400,6 +485,11 @@ class Rig:
         self.settle()
         cache = self.cache
         cache.check()
+        self.reclaim()
+        for group, free in enumerate(self.own):
+            kept = cache.tree.column_stats(cache.tree.column(group, 0)).resident
+            kept *= cache.ownership is Ownership.SHARED
+            assert len(free) + kept == cache.tiers[0].capacity_blocks(group), "a slot is lost"
         assert len(cache.fences) == 0
         assert not any(cache.requests.fenced)
         for number, tier in enumerate(cache.residency.tiers):

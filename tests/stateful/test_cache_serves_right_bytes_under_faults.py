@@ -26,6 +26,7 @@ from radix.cache import PrefixCache
 from radix.errors import CapacityError, NeverFitsError
 from radix.keys import Namespace
 from radix.lease import Lease
+from radix.ownership import Ownership
 from radix.tier import Tier, TierMode
 from tests.cacherig import GROUPS, Live, Rig, TickTier
 from tests.strategies import TOKENS
@@ -75,9 +76,22 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.leases: list[Lease] = []
 
-    def open(self, page_tokens: int, groups: int, device: Tier, below: list[Tier]) -> None:
+    def open(
+        self,
+        page_tokens: int,
+        groups: int,
+        device: Tier,
+        below: list[Tier],
+        ownership: Ownership = Ownership.OWNED,
+    ) -> None:
         """The cache over these tiers; those in memory are looked at."""
-        cache = PrefixCache(GROUPS[:groups], [device, *below], page_tokens=page_tokens, events=True)
+        cache = PrefixCache(
+            GROUPS[:groups],
+            [device, *below],
+            page_tokens=page_tokens,
+            ownership=ownership,
+            events=True,
+        )
         looked_at = tuple(
             inner
             for tier in below
@@ -85,6 +99,8 @@ class CacheMachine(RuleBasedStateMachine):
         )
         memory = None if isinstance(device, IndexTier) else device
         self.rig = Rig(cache, memory, looked_at if memory else ())
+        if ownership is not Ownership.OWNED:
+            self.rig.own = [list(range(device.capacity_blocks(g))) for g in range(groups)]
 
     def pick(self, number: int) -> Live:
         return self.rig.live[number % len(self.rig.live)]
@@ -143,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
         live = self.running[number % len(self.running)]
         length, slots = len(live.request), live.request.slots().tolist()
         try:
-            live.request.append(more)
+            self.rig.append(live, more)
         except (CapacityError, NeverFitsError):
             assert len(live.request) == length and live.request.slots().tolist() == slots
 
@@ -191,8 +207,8 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.rig.cache
         number, kind = tier % len(cache.residency.tiers), group % len(cache.groups)
         stats = cache.tree.column_stats(cache.tree.column(kind, number))
-        gone = cache.evict(kind, count, tier=number)
-        assert len(gone) == min(count, stats.resident - stats.protected)
+        gone = self.rig.evict(kind, count, number)
+        assert gone == min(count, stats.resident - stats.protected)
 
     @rule(tokens=prompts, space=st.sampled_from(NAMESPACES))
     def lease(self, tokens: list[int], space: Namespace | None) -> None:
@@ -322,6 +338,7 @@ class MemoryMachine(CacheMachine):
         seed=st.integers(0, 1 << 16),
         faults=st.booleans(),
         bytes_=st.booleans(),
+        ownership=st.sampled_from(list(Ownership)),
     )
     def begin(
         self,
@@ -332,6 +349,7 @@ class MemoryMachine(CacheMachine):
         seed: int,
         faults: bool,
         bytes_: bool,
+        ownership: Ownership = Ownership.OWNED,
     ) -> None:
         if bytes_:
             device: Tier = DeviceTier(blocks=blocks[0], device="cpu")
@@ -343,7 +361,9 @@ class MemoryMachine(CacheMachine):
             device = IndexTier(blocks[0])
             below = [IndexTier(blocks[1], "host"), IndexTier(blocks[2], "deep")]
         broken = [FaultyTier(tier, plan(seed + n, faults)) for n, tier in enumerate(below)]
-        self.open(page_tokens, groups, device, broken[: tiers - 1])
+        if ownership is Ownership.BORROWED:
+            tiers = max(2, tiers)
+        self.open(page_tokens, groups, device, broken[: tiers - 1], ownership)
 
 
 class DiskMachine(CacheMachine):

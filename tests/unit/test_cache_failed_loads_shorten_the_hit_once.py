@@ -90,32 +90,6 @@ def test_corrupt_block_is_dropped_and_what_stands_before_it_is_kept() -> None:
     rig.finish_all()
 
 
-def test_wrong_block_keeps_its_slot_while_another_transfer_reads_it() -> None:
-    """The slot of a corrupt block went to the next store at once, while a copy further down still
-    read it: the bytes of one prefix went down as those of another.
-    """
-    rig = build(below=(4, 16), plans=(_plan("load", Fault.CORRUPT), None))
-    rig.ticks[1].pace = 0.0
-    live = _run(rig, PROMPT)
-    rig.compute(live, 17)
-    rig.poll()  # on the host; on its way to the tier below
-    rig.end(live)
-    rig.poll()
-    rig.empty()
-    live = _run(rig, PROMPT)
-    assert live.request.hit_tokens < 16
-    column = rig.cache.tree.column_stats(rig.cache.tree.column(0, 1))
-    assert column.resident == 3 and rig.cache.usage()["host"].used_blocks == (4,)
-    rig.cache.check()
-    other = rig.until_ready(rig.admit([7, 7, 7, 7, 7]))
-    rig.compute(other, 5)  # finds no room on the host, and waits for none
-    rig.poll()
-    rig.ticks[1].pace = 1.0
-    rig.poll()
-    assert rig.cache.usage()["host"].used_blocks == (3,)
-    rig.finish_all()
-
-
 def test_bit_that_turns_over_in_memory_is_never_a_hit() -> None:
     """The real host tier, with checksums, under a real bit flip."""
     host = HostTier(16 * 4096, segment_bytes=4096, verify=True)

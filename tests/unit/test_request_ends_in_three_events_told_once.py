@@ -165,6 +165,26 @@ def test_refused_store_keeps_the_request_from_being_final() -> None:
     rig.finish_all()
 
 
+def test_store_offered_again_leaves_out_what_came_down_meanwhile() -> None:
+    """Two requests with one prefix, both refused once: each then stored the same pages, at once."""
+    plan = FaultPlan(script={"store": {1: Fault.REFUSE}})
+    rig = build(below=(32,), plans=(plan,))
+    first = _running(rig, PROMPT)
+    rig.compute(first, 10)
+    assert not rig.cache.transfers.jobs
+    rig.ticks[0].pace = 0.0
+    second = _running(rig, PROMPT)  # hits on the device, and offers what is not below
+    rig.cache.check()
+    rig.poll()
+    rig.cache.check()
+    rig.end(first)
+    rig.end(second)
+    rig.ticks[0].pace = 1.0
+    rig.settle()
+    assert rig.cache.metrics.get("store", "blocks", "host", "kv") == 2
+    rig.finish_all()
+
+
 def test_store_reads_the_slot_only_while_it_is_owned() -> None:
     """C60, vllm#29870: the slots of an ended request were reused under a store that still read."""
     rig = build(below=(32,), device=4)
