@@ -44,6 +44,7 @@ from tiers.slab_files import SlabFiles, has_direct_io
 
 _LOG = logging.getLogger("tiers.disk")
 REMOVE_CHUNK = 4096
+UNREADABLE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class OpenDisk:
 
     dtype: np.dtype[np.void]
     plan: SpacePlan
-    direct: bool
     locks: tuple[DirectoryLock, ...]
     index: LmdbIndex
     files: SlabFiles
@@ -155,22 +155,17 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
                 count == 1 or size % 4096 == 0 for size, count in zip(sizes, pieces, strict=True)
             )
             direct = config.payload == "slab" and aligned and has_direct_io(config.paths[0])
-            mark = fingerprint(groups, page_bytes, geometry)
             files = SlabFiles(config.paths, plan.segment_bytes, direct=direct)
             files.failed |= failed
             undo.callback(files.close)
-            index = _open_index(config, plan, mark, dtype)
-            undo.callback(index.close)
+            mark = fingerprint(groups, page_bytes, geometry)
+            opening = _Opening(config, groups, tuple(pieces), dtype, plan, mark, files, locks)
+            opened = _read_or_start_cold(opening)
+            undo.callback(opened.index.close)
             if fresh:  # syncing a file does not make its name durable
                 used = [path for n, path in enumerate(config.paths) if n not in failed]
                 for directory in (used[0], *(path.parent for path in used)):
                     sync_directory(directory)
-            opened = _fill(config, groups, pieces, dtype, plan, index, files, locks, direct)
-            if index.file_bytes() > plan.map_bytes:
-                index.close()
-                _compact(config, plan, mark, dtype)
-                index = _open_index(config, plan, mark, dtype)
-                opened = replace(opened, index=index)
         except (lmdb.Error, OSError) as error:
             raise TierUnavailableError(config.name, f"{config.paths[0]}: {error}") from error
         undo.pop_all()
@@ -259,9 +254,54 @@ def _remove_quietly(directory: Path, *, everything: bool, keep_lock: bool = Fals
 # ---------------------------------------------------------------------- index
 
 
-def _open_index(
-    config: DiskConfig, plan: SpacePlan, mark: bytes, dtype: np.dtype[np.void]
-) -> LmdbIndex:
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What is settled before the index is read."""
+
+    config: DiskConfig
+    groups: tuple[Group, ...]
+    pieces: tuple[int, ...]
+    dtype: np.dtype[np.void]
+    plan: SpacePlan
+    mark: bytes
+    files: SlabFiles
+    locks: tuple[DirectoryLock, ...]
+
+
+def _read_or_start_cold(opening: _Opening) -> OpenDisk:
+    """What the index holds; one that LMDB itself cannot read is removed: this is a cache."""
+    try:
+        return _read_index(opening)
+    except UNREADABLE as error:
+        home = opening.config.paths[0]
+        _LOG.warning(
+            "tier %r: the index in %s cannot be read and starts cold: %s",
+            opening.config.name,
+            home,
+            error,
+        )
+        for name in ("data.mdb", "lock.mdb"):
+            (home / name).unlink(missing_ok=True)
+        return _read_index(opening)
+
+
+def _read_index(opening: _Opening) -> OpenDisk:
+    index = _open_index(opening)
+    try:
+        opened = _fill(opening, index)
+        if index.file_bytes() > opening.plan.map_bytes:
+            index.close()
+            _compact(opening)
+            index = _open_index(opening)
+            opened = replace(opened, index=index)
+    except BaseException:
+        index.close()
+        raise
+    return opened
+
+
+def _open_index(opening: _Opening) -> LmdbIndex:
+    config, plan = opening.config, opening.plan
     try:
         have = (config.paths[0] / "data.mdb").stat().st_size
     except FileNotFoundError:
@@ -271,21 +311,21 @@ def _open_index(
     return LmdbIndex(
         config.paths[0],
         map_bytes=map_bytes,
-        fingerprint=mark,
-        dtype=dtype,
+        fingerprint=opening.mark,
+        dtype=opening.dtype,
         keeps_blocks=config.payload == "lmdb",
         readers=max(16, 2 * config.threads + 8),
     )
 
 
-def _compact(config: DiskConfig, plan: SpacePlan, mark: bytes, dtype: np.dtype[np.void]) -> None:
+def _compact(opening: _Opening) -> None:
     """Rewrites the index without its free pages: LMDB never gives space back by itself."""
-    home = config.paths[0]
+    home = opening.config.paths[0]
     fresh = home / "compact.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     try:
-        index = _open_index(config, plan, mark, dtype)
+        index = _open_index(opening)
         try:
             index.compact_into(fresh)
         finally:
@@ -296,17 +336,10 @@ def _compact(config: DiskConfig, plan: SpacePlan, mark: bytes, dtype: np.dtype[n
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _fill(
-    config: DiskConfig,
-    groups: tuple[Group, ...],
-    pieces: list[int],
-    dtype: np.dtype[np.void],
-    plan: SpacePlan,
-    index: LmdbIndex,
-    files: SlabFiles,
-    locks: tuple[DirectoryLock, ...],
-    direct: bool,
-) -> OpenDisk:
+def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
+    """Reads the index, drops durably what does not hold, and frees its bytes."""
+    config, groups, pieces = opening.config, opening.groups, opening.pieces
+    plan, files = opening.plan, opening.files
     sizes = [stored_bytes(group.block_bytes, config.payload) for group in groups]
     slab = SlabAllocator(
         sizes, limit_bytes=plan.segments * plan.segment_bytes, segment_bytes=plan.segment_bytes
@@ -345,10 +378,9 @@ def _fill(
     if used != set(names):
         index.forget_namespaces(used)
     return OpenDisk(
-        dtype=dtype,
+        dtype=opening.dtype,
         plan=plan,
-        direct=direct,
-        locks=locks,
+        locks=opening.locks,
         index=index,
         files=files,
         books=books,

@@ -5,6 +5,7 @@ mask of rows. Keeps I7 (a slot has one owner) and I25 (bytes <= limit) over a re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,11 @@ def columns_of(found: Rows, slab: SlabAllocator) -> Columns:
 
 
 def sound(
-    found: Rows, groups: tuple[Group, ...], pieces: list[int], epoch: int, names: dict[int, bytes]
+    found: Rows,
+    groups: tuple[Group, ...],
+    pieces: Sequence[int],
+    epoch: int,
+    names: dict[int, bytes],
 ) -> Mask:
     """Rows that this layout, epoch and table of namespaces can mean."""
     group = found["group"].astype(np.int64)

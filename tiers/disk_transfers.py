@@ -202,7 +202,7 @@ class DiskTransfers:
             group.block_bytes,
             group.layout.store_shards,
             storing=storing,
-            aligned=self._disk.direct,
+            aligned=self._disk.files.direct,
         )
 
     def _begin(self, move: Move, first: Step) -> None:
@@ -266,7 +266,7 @@ class DiskTransfers:
         # In the order of the file: what lies side by side is moved as one piece.
         order = np.lexsort((places, fds))
         move.ops = file_ops(
-            move, chosen[order], fds[order], places[order], aligned=self._disk.direct
+            move, chosen[order], fds[order], places[order], aligned=self._disk.files.direct
         )
         return self._run(
             move,

@@ -15,7 +15,7 @@ from radix.errors import CorruptBlockError
 from radix.groups import Group
 from radix.layout import Layout, Part
 from radix.tier import Transfer, Urgency
-from tests.crash.diskrig import BLOCK_BYTES, DiskRig, key_of
+from tests.crash.diskrig import BLOCK_BYTES, DiskRig
 from tests.oracle import expand
 
 COUNT = 24
@@ -73,18 +73,20 @@ def test_flipped_bits_in_the_index_give_out_nothing_wrong(
 ) -> None:
     """LMDB has no checksums of its own: a record or a block that it hands out may be anything."""
     _filled(tmp_path / "d", payload=payload)
+    with DiskRig(tmp_path / "d", payload=payload) as rig:
+        rows = {int(row["position"]): row.tobytes() for row in rig.tier._disk.index.scan()}
     path = tmp_path / "d" / "data.mdb"
     data = bytearray(path.read_bytes())
     rng = random.Random(seed)
     hurt = rng.sample(KNOWN, 8)
     for number in hurt:
-        # A bit of the record, wherever LMDB has a copy of it: 44 bytes before the key, 128 from it.
-        distance, bit = rng.randrange(-44, 128), 1 << rng.randrange(8)
-        at = data.find(key_of(number))
+        # One bit of the record, in every whole copy of it that LMDB has left.
+        distance, bit = rng.randrange(len(rows[number])), 1 << rng.randrange(8)
+        at = data.find(rows[number])
         assert at >= 0
         while at >= 0:
             data[at + distance] ^= bit
-            at = data.find(key_of(number), at + 1)
+            at = data.find(rows[number], at + 1)
     path.write_bytes(data)
     with DiskRig(tmp_path / "d", payload=payload) as rig:
         assert rig.adopt(KNOWN) == [n for n in KNOWN if n not in hurt]
@@ -93,6 +95,24 @@ def test_flipped_bits_in_the_index_give_out_nothing_wrong(
         rig.tier.check()
     with DiskRig(tmp_path / "d", payload=payload) as rig:
         assert len(rig.adopt(KNOWN)) == COUNT - len(hurt) and rig.tier.counts.dropped == 0
+
+
+@pytest.mark.parametrize("payload", ["slab", "lmdb"])
+@pytest.mark.parametrize("first", [0, 8192])
+def test_an_index_that_lmdb_cannot_read_starts_cold(
+    tmp_path: Path, payload: str, first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a cache: a broken table costs the hits, and is said."""
+    _filled(tmp_path / "d", payload=payload)
+    path = tmp_path / "d" / "data.mdb"
+    path.write_bytes(path.read_bytes()[:first] + bytes(path.stat().st_size - first))
+    with DiskRig(tmp_path / "d", payload=payload) as rig:
+        assert rig.restored == [] and "starts cold" in caplog.text
+        assert rig.store(range(8)).good.all()
+        rig.tier.check()
+    with DiskRig(tmp_path / "d", payload=payload) as rig:
+        assert rig.adopt(KNOWN) == list(range(8))
+        assert rig.verify(range(8)) == list(range(8))
 
 
 def test_flipped_bits_in_a_value_are_found(tmp_path: Path) -> None:

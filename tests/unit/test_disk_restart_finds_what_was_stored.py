@@ -127,13 +127,12 @@ def test_flush_makes_what_was_started_durable(tmp_path: Path) -> None:
     slots = rig.tier.reserve(0, 6)
     for i in range(6):
         rig.start_store([50 + i], slots[i : i + 1])
-        rig.tier.wait(5.0)
     rig.tier.flush()
     assert rig.tier._disk.index.entries() == 6
     assert sum(done.good.sum() for done in rig.tier.poll()) == 6
     rig.close()
     with DiskRig(tmp_path / "d") as rig:
-        assert rig.adopt(range(60)) == list(range(50, 56))
+        assert sorted(rig.adopt(range(60))) == list(range(50, 56))
 
 
 @BOTH

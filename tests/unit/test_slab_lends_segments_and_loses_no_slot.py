@@ -107,6 +107,7 @@ def test_a_class_can_always_get_one_segment() -> None:
     assert slab.capacity(0) == 3 * 8
     greedy = slab.reserve(0, 3 * 8)
     assert greedy is not None and slab.reserve(0, 1) is None
+    assert slab.reserve(1, 5) is None, "the second of its segments is what the third class has"
     assert slab.reserve(1, 4) is not None and slab.reserve(2, 2) is not None
     slab.check()
 
