@@ -108,12 +108,14 @@ class Requests:
         )
         self._next += 1
         self.works[work.number] = work
-        self._tell(work, RequestState.LOADING)
         try:
+            self._tell(work, RequestState.LOADING)
             work.origin = self.loading.origin_of(work)
             self._advance(work)
         except BaseException:
-            self.finish(work, None, None)
+            # nobody knows of it: the next poll ends it, once what it began has ended
+            work.state, work.hit_pages, work.ran = RequestState.GENERATION_DONE, 0, False
+            self.loading.cancel(work)
             raise
         return work
 

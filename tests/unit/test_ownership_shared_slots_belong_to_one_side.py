@@ -1,5 +1,5 @@
-"""Device slots that the engine allocates: offered, adopted, given back. At each moment a slot is the
-engine's or the cache's, never both, and the bytes in it are those of its page (I7, I8; C3, C11).
+"""Device slots that the engine allocates: offered, adopted, given back. At each moment a slot is
+the engine's or the cache's, never both, and its bytes are those of its page (I7, I8; C3, C11).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_slots_stand_under_one_node_only() -> None:
     cache = engine.cache
     slots = _insert(engine, [1, 1, 1, 1, 8, 8, 8, 8])
     before = cache.counters(), cache.usage(), cache.tree.stats()
-    found, cursor = cache.match([1, 1, 1, 1, 9, 9, 9, 9])
+    _, cursor = cache.match([1, 1, 1, 1, 9, 9, 9, 9])
     with cache.lease(cursor) as lease:
         with pytest.raises(SlotError, match="expected the engine's"):
             cache.insert([1, 1, 1, 1, 9, 9, 9, 9], lease, slots=[[slots[1]]])
