@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from radix.errors import RequestError
+from radix.events import KeysDone
 from radix.keysets import FetchState
 from radix.ownership import Ownership
 from radix.tier import Tier, TierMode
@@ -152,6 +153,19 @@ def test_fetch_takes_as_much_as_there_is_room_for() -> None:
     assert rig.where(13, 0, 1, 2) == [0, 0, 0, 1]
 
 
+def test_fetch_of_more_than_fits_brings_the_first_keys_and_keeps_them() -> None:
+    rig = StoreRig(8, IndexTier(32, "below"))
+    rig.bring(*range(8))
+    rig.end()
+    rig.bring(*range(8, 16))
+    rig.end()
+    empty_rows(rig)
+    fetch = rig.store.fetch(keys(*range(16)))
+    assert fetch.states.tolist() == [FetchState.COMING] * 8 + [FetchState.NO_ROOM] * 8
+    assert rig.end() == {fetch.number: [True] * 8 + [False] * 8}
+    assert rig.where(*range(16)) == [0] * 8 + [1] * 8
+
+
 def test_fetch_leaves_to_the_caller_what_the_caller_brings() -> None:
     rig = StoreRig(8, IndexTier(32, "below"))
     rig.bring(1)
@@ -178,6 +192,20 @@ def test_two_fetches_of_a_key_move_it_once() -> None:
     answers = rig.end()
     assert answers[first.number] == [True] and answers[second.number] == [True] * 3
     assert rig.store.counters()["load.blocks.below.g0"] == 2
+
+
+def test_two_fetches_from_far_below_wait_for_the_same_copy() -> None:
+    rig = StoreRig(8, IndexTier(8, "near"), IndexTier(32, "far"))
+    rig.bring(1)
+    rig.end()
+    for first in (100, 200):
+        rig.bring(*range(first, first + 8))
+        rig.end()
+    assert rig.where(1) == [2]
+    first, second = rig.store.fetch(keys(1)), rig.store.fetch(keys(1))
+    assert second.states.tolist() == [FetchState.COMING]
+    assert rig.end() == {first.number: [True], second.number: [True]}
+    assert rig.store.counters()["load.blocks.far.g0"] == 1
 
 
 # ---------------------------------------------------------------- rows that the engine lends
@@ -237,3 +265,26 @@ def test_row_is_written_by_one_load_at_a_time() -> None:
         rig.store.load(keys(1), [32])
     with pytest.raises(RequestError, match="owns the slots"):
         StoreRig(8).store.store(keys(1), [0])
+
+
+def test_corrupt_block_that_a_store_still_reads_keeps_its_slot_until_then() -> None:
+    far = FaultyTier(HostTier(16 * 4096, "far"), FaultPlan(delay_polls=50))
+    rig = lent(faulty(8, load={1: Fault.CORRUPT}), far)
+    rig.rows[0][0] = content(1)
+    rig.store.store(keys(1), [0])
+    while not rig.store.transfers.targets(1, 0).size:  # until the copy to far has begun
+        rig.store.wait()
+        rig.store.poll()
+    load = rig.store.load(keys(1), [5])
+    done: list[KeysDone] = []
+    while not done:
+        rig.store.wait()
+        done = [event for event in rig.store.poll() if isinstance(event, KeysDone)]
+    assert [(e.number, e.good.tolist()) for e in done] == [(load.number, [False])]
+    assert rig.store.transfers.jobs, "the copy to far is under way"
+    assert rig.where(1) == [0]
+    rig.store.check()
+    assert rig.end() == {}
+    load = rig.store.load(keys(1), [5])
+    assert rig.end() == {load.number: [True]}
+    assert np.array_equal(rig.rows[0][[5]], content(1))
