@@ -312,13 +312,14 @@ class FlatTransfers(Jobs[FlatMove]):
             settled=(where < 0) | coming | ((where == 0) if rows is None else False),
             good=np.zeros(len(keys), np.bool_),
             busy=np.zeros(len(keys), np.bool_),
-            streams=rows is not None or not self.tiers[0].capability.shares_bytes,
+            streams=rows is not None or not self._shared_room(),
         )
         rising = np.flatnonzero(~climb.settled)
         if climb.streams:
-            self._settle_keys(climb, np.flatnonzero(climb.settled))
             if rows is None:  # no more than fits without evicting each other
-                self._settle_keys(climb, rising[self.residency.available(0, group) :])
+                rising = rising[self.residency.available(0, group) :]
+                self._settle_keys(climb, rising)
+            self._settle_keys(climb, np.flatnonzero(climb.settled))
         self.climbs[climb.number] = climb
         self._advance(climb)
         states = np.full(len(keys), FetchState.NO_ROOM, np.int8)
@@ -327,6 +328,10 @@ class FlatTransfers(Jobs[FlatMove]):
         if rows is None:
             states[where == 0] = FetchState.HERE
         return Fetch(climb.number, states)
+
+    def _shared_room(self) -> bool:
+        """Whether room in the first tier may come from other groups: how much is not known."""
+        return len(self.residency.groups) > 1 and self.tiers[0].capability.shares_bytes
 
     def _advance(self, climb: Climb) -> None:
         """Takes every key further that can go; gives up what nothing will bring."""

@@ -33,6 +33,9 @@ from tiers.transfer import DEFAULT_THREADS, Planes
 _MAPPED = Capability(
     persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=True
 )
+_ADOPTED = Capability(
+    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=False
+)
 _NAMED = Capability(
     persistent=False, shared=True, layer_wise=False, address_mapped=True, shares_bytes=True
 )
@@ -265,7 +268,7 @@ class AdoptedTier(CopyingTier):
         Raises: ``ValueError`` for no array, no row, a row that is not contiguous, arrays of one
         group that differ in rows, or memory that is not writable.
         """
-        super().__init__(name, _MAPPED, threads)
+        super().__init__(name, _ADOPTED, threads)
         self._fragments = [list(arrays) for arrays in fragments]
         self._rows = [_rows_of(name, arrays) for arrays in self._fragments]
         self._planes = [
