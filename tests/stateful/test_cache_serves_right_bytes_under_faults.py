@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -429,12 +430,60 @@ def _run(machine: type[CacheMachine], examples: int, steps: int) -> None:
     )
 
 
+def _storm(seed: int, steps: int) -> None:
+    """One world and its traffic of one seed: denser than what rules build up by themselves."""
+    rng = random.Random(seed)
+    machine = MemoryMachine()
+    machine.begin(
+        page_tokens=rng.choice((1, 2, 4)),
+        groups=rng.randint(1, 2),
+        blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
+        tiers=rng.randint(1, 3),
+        seed=seed,
+        faults=rng.random() < 0.6,
+        bytes_=rng.random() < 0.8,
+        ownership=rng.choice(list(Ownership)),
+    )
+    for number in range(steps):
+        machine.step(rng)
+        machine.rig.cache.check()
+        if number % 4 == 0:
+            machine.rig.walk()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cache_in_a_storm_keeps_its_invariants(seed: int) -> None:
+    _storm(seed, 100)
+
+
+def test_storm_of_one_seed_is_the_same_storm() -> None:
+    """What fails can be run again (I33): the same seed gives the same counts."""
+
+    def run() -> Mapping[str, int]:
+        machine = MemoryMachine()
+        machine.begin(4, 2, (12, 20, 40), 3, 5, True, True, Ownership.OWNED)
+        rng = random.Random(5)
+        for _ in range(120):
+            machine.step(rng)
+        machine.teardown()
+        return machine.rig.cache.counters()
+
+    assert run() == run()
+
+
+@pytest.mark.long
+def test_cache_in_many_storms_keeps_its_invariants() -> None:
+    for seed in range(1000, 2000):
+        _storm(seed, 250)
+
+
 def test_cache_over_memory_keeps_its_invariants() -> None:
-    _run(MemoryMachine, 60, 50)
+    _run(MemoryMachine, 25, 50)
 
 
 def test_cache_over_a_disk_keeps_its_invariants() -> None:
-    _run(DiskMachine, 12, 40)
+    _run(DiskMachine, 15, 40)
 
 
 @pytest.mark.long

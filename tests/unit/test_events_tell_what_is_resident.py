@@ -1,5 +1,5 @@
 """The stream of blocks stored and removed, replayed, is what is resident in each tier: parents
-before children, nothing twice, whatever was split meanwhile, and from the first poll after a restart
+before children, nothing twice, whatever was split meanwhile, from the first poll after a restart on
 (I32).
 """
 
