@@ -81,8 +81,8 @@ class _Shared:
 
 
 class Committer:
-    """Owner's side: ``offer``, ``remove``, ``urge``, ``collect``, ``idle``, ``removing``,
-    ``close``.
+    """Owner's side: ``offer``, ``remove``, ``urge``, ``has_results``, ``collect``, ``idle``,
+    ``removing``, ``close``.
     """
 
     def __init__(self, index: LmdbIndex, tier: str, next_id: int, event_fd: int) -> None:
@@ -117,6 +117,11 @@ class Committer:
         with self._shared.lock:
             self._shared.urgent, self._shared.stuck = True, False
             self._shared.lock.notify()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether ``collect`` has something to give. Cost: no lock, no system call."""
+        return bool(self._shared.results)
 
     def collect(self) -> list[Committed | Removed]:
         """What has been settled since the last call, in order. Never blocks."""

@@ -143,9 +143,7 @@ class DiskTransfers:
 
     def collect(self) -> None:
         """Takes what the committer has settled; removed slots can then be given out."""
-        try:
-            os.eventfd_read(self._event_fd)
-        except BlockingIOError:
+        if not self.committer.has_results:
             return
         for result in self.committer.collect():
             if isinstance(result, Committed):
@@ -157,14 +155,17 @@ class DiskTransfers:
         """Blocks until the removals that were asked for are durable or were refused."""
         self.committer.urge()
         while self.committer.removing():
-            select.select([self._event_fd], [], [], 1.0)
+            if select.select([self._event_fd], [], [], 1.0)[0]:
+                os.eventfd_read(self._event_fd)
             self.collect()
 
     def sleep(self, timeout_s: float) -> None:
         """Waits until ``progress`` may have something to do, or the time is over."""
         if self._mover_jobs or self._stalled or self._reading:
             timeout_s = min(timeout_s, 0.001)  # these have no descriptor to wait for
-        self._poller.poll(max(0.0, timeout_s * 1000))
+        for descriptor, _ in self._poller.poll(max(0.0, timeout_s * 1000)):
+            if descriptor == self._event_fd:
+                os.eventfd_read(self._event_fd)
 
     def drain(self) -> list[TransferDone]:
         """Blocks until everything that was started has ended; a removal is tried once."""

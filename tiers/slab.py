@@ -110,6 +110,8 @@ class SlabAllocator:
         self._owner = np.full(self.segments, UNLENT, np.int32)
         self._busy = np.zeros(self.segments, np.int64)
         self._banned: set[int] = set()
+        self._out_of_use = 0  # banned segments that nobody had
+        self._lent_count = 0
         self._lent: list[int] = []
         self._returned: list[int] = []
 
@@ -125,9 +127,9 @@ class SlabAllocator:
     def capacity(self, cls: int) -> int:
         """The most slots that the class may have: every segment but one for each other. Where the
         last segment is short it is counted as this class's, so that the promise always holds.
+        Cost: O(1).
         """
-        banned = int(np.count_nonzero(self._owner[: self.segments] == BANNED))
-        segments = self.segments - banned - (len(self.classes) - 1)
+        segments = self.segments - self._out_of_use - (len(self.classes) - 1)
         if segments <= 0:
             return 0
         per_segment = self.classes[cls].per_segment
@@ -174,7 +176,7 @@ class SlabAllocator:
     @property
     def lent(self) -> int:
         """Segments lent now."""
-        return int(np.count_nonzero(self._owner >= 0))
+        return self._lent_count
 
     @property
     def lent_bytes(self) -> int:
@@ -279,6 +281,7 @@ class SlabAllocator:
         if not self._pools[cls].retire(first, self.slots_in(cls, segment)):
             raise InvariantError("I7", f"segment {segment} counts as free, its slots do not")
         self._owner[segment] = UNLENT
+        self._lent_count -= 1
         self._returned.append(segment)
 
     def trim(self) -> int:
@@ -310,6 +313,7 @@ class SlabAllocator:
             return
         self._banned.add(segment)
         if cls < 0:
+            self._out_of_use += cls != BANNED and segment < self.segments
             self._owner[segment] = BANNED
             return
         first = segment * self.classes[cls].per_segment
@@ -331,6 +335,8 @@ class SlabAllocator:
         """Raises ``InvariantError`` if pools, owners and counts disagree. Cost: every slot."""
         if self.lent > self.segments:
             raise InvariantError("I25", f"{self.lent} segments lent, {self.segments} allowed")
+        if self.lent != int(np.count_nonzero(self._owner >= 0)):
+            raise InvariantError("I8", f"{self.lent} segments counted as lent, others have owners")
         for cls, pool in enumerate(self._pools):
             if not pool.check():
                 raise InvariantError("I7", f"pool of class {cls}: counts and states disagree")
@@ -347,11 +353,15 @@ class SlabAllocator:
 
     def _obtainable(self, cls: int) -> list[int]:
         """Segments that ``cls`` could be lent now, in the order in which it would get them."""
-        mine = self._owner[self._owner >= 0]
-        counts = np.bincount(mine, minlength=len(self.classes))
+        alone = len(self.classes) == 1
+        if alone and self._lent_count >= self.segments:
+            return []
+        counts = np.bincount(self._owner[self._owner >= 0], minlength=len(self.classes))
         starving = int(np.count_nonzero(counts == 0)) - int(counts[cls] == 0)
-        room = max(0, self.segments - len(mine) - starving)
+        room = max(0, self.segments - self._lent_count - starving)
         result = [int(segment) for segment in np.flatnonzero(self._owner == UNLENT)[:room]]
+        if alone:
+            return result
         for segment in np.flatnonzero((self._owner >= 0) & (self._busy == 0)):
             other = int(self._owner[segment])
             if other != cls and counts[other] > 1:
@@ -384,6 +394,7 @@ class SlabAllocator:
         if slots and not pool.revive(first, slots):
             raise InvariantError("I7", f"segment {segment}: its slots are not retired")
         self._owner[segment] = cls
+        self._lent_count += 1
         self._lent.append(segment)
 
     def _count(self, cls: int, slots: Slots, sign: int) -> None:
