@@ -144,11 +144,12 @@ uint32_t rdx_child_append(rdx_tree *t, uint32_t parent, const uint8_t *run, uint
     return i;
 }
 
-static bool ids_in_range(const void *pages, size_t tokens) {
-    const int32_t *id = pages;
+static bool ids_in_range(const uint8_t *pages, size_t tokens) {
     int32_t any = 0;
     for (size_t i = 0; i < tokens; i++) {
-        any |= id[i];
+        int32_t id; /* a buffer may begin at any address */
+        memcpy(&id, pages + 4 * i, 4);
+        any |= id;
     }
     return any >= 0;
 }

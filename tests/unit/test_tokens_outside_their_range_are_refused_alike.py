@@ -144,3 +144,17 @@ def test_keys_and_parents_of_a_wrong_size_are_refused() -> None:
         tree.restore(root, 0, rows, rows, rows, slots)
     with pytest.raises(ValueError, match="keys must be uint8 of shape"):
         tree.restore(root, 0, rows[:1], rows, pages, slots)
+
+
+def test_tokens_may_lie_at_any_address() -> None:
+    """A buffer cut out of a message need not begin at a multiple of four."""
+    raw = bytearray(17)
+    raw[1:] = np.array([7, 8, 9, 10], np.int32).tobytes()
+    tokens = memoryview(raw)[1:].cast("i")
+    tree = TreeCore(8, groups=1, tiers=1)
+    root = tree.root()
+    column, slots = np.zeros(1, np.uint32), np.arange(2, dtype=np.int32)
+    assert tree.insert(Cursor(root, root, 0), tokens, column, slots).created == 2
+    assert tree.match(root, np.array([7, 8, 9, 10], np.int32), 0).hit_pages == 2
+    assert tree.match(root, tokens, 0).hit_pages == 2
+    assert tree.match_many([root], [tokens], 0)[0].hit_pages == 2
