@@ -29,8 +29,9 @@ from radix.keys import Namespace
 from radix.lease import Lease
 from radix.ownership import Ownership
 from radix.tier import Tier, TierMode
-from tests.cacherig import GROUPS, Live, Rig, TickTier
+from tests.cacherig import GROUPS, Live, Rig
 from tests.strategies import TOKENS
+from tests.ticktier import TickTier
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.faults import Fault, FaultPlan, FaultyTier

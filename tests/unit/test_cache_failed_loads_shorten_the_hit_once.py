@@ -10,7 +10,8 @@ from radix.cache import PrefixCache
 from radix.errors import CapacityError
 from radix.events import RequestState, TransferEvent
 from radix.tier import TierMode
-from tests.cacherig import GROUPS, Live, Rig, build, peek
+from tests.cacherig import GROUPS, Live, Rig, build
+from tests.ticktier import peek
 from tiers.device import DeviceTier
 from tiers.faults import Fault, FaultPlan
 from tiers.host import HostTier

@@ -14,7 +14,8 @@ from radix.cache import PrefixCache
 from radix.errors import BusyError, ClosedError, LeaseError, TierError
 from radix.gate import Gate
 from radix.tier import TierMode
-from tests.cacherig import GROUPS, Rig, TickTier, build
+from tests.cacherig import GROUPS, Rig, build
+from tests.ticktier import TickTier
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.host import HostTier

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from radix.lifecycle import Fences
-from tests.cacherig import Point, Rig, build, peek
+from tests.cacherig import Point, Rig, build
+from tests.ticktier import peek
 
 PROMPT = list(range(10))
 LONGER = [*PROMPT, 7, 7, 7, 7]

@@ -12,7 +12,8 @@ from radix.cache import PrefixCache
 from radix.errors import RequestError
 from radix.events import RequestState
 from radix.ownership import Ownership
-from tests.cacherig import GROUPS, Live, Rig, TickTier, peek
+from tests.cacherig import GROUPS, Live, Rig
+from tests.ticktier import TickTier, peek
 from tiers.device import DeviceTier
 from tiers.faults import Fault, FaultPlan, FaultyTier
 from tiers.host import HostTier

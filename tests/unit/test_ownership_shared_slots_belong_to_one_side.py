@@ -10,7 +10,8 @@ import pytest
 from radix.cache import PrefixCache
 from radix.errors import CapacityError, LeaseError, RequestError, SlotError, TierError
 from radix.ownership import AdoptedSlots, Ownership
-from tests.cacherig import GROUPS, Rig, TickTier, build, peek
+from tests.cacherig import GROUPS, Rig, build
+from tests.ticktier import TickTier, peek
 from tiers.device import DeviceTier
 from tiers.index import IndexTier
 

@@ -9,7 +9,8 @@ import pytest
 
 from radix.errors import RequestError
 from radix.events import RequestState
-from tests.cacherig import ORDER, Live, Rig, build, peek
+from tests.cacherig import ORDER, Live, Rig, build
+from tests.ticktier import peek
 from tiers.faults import Fault, FaultPlan
 
 PROMPT = list(range(10))

@@ -1,0 +1,93 @@
+"""A tier in memory whose copies happen when it is polled, not before: a slot that is reused too
+early shows in its bytes. And a look into the memory of any tier that has addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.groups import Group
+from radix.pool import SlotPool
+from radix.tier import Capability, Tier, Transfer
+from tiers.copies import plane_array
+from tiers.pools import PooledTier, all_of, blocks_of_groups
+from tiers.transfer import Planes
+
+Bytes = npt.NDArray[np.uint8]
+_MAPPED = Capability(
+    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=False
+)
+
+
+def peek(tier: Tier, group: int, slot: int) -> Bytes:
+    """The bytes of a slot, as they lie in memory: a view."""
+    plane = tier.planes(group)[0]
+    size, place = int(plane["bytes"]), int(plane["base"]) + int(slot) * int(plane["stride"])
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(place))
+
+
+class TickTier(PooledTier):
+    """Blocks in plain memory. A transfer copies and ends at a later ``poll``, each with the chance
+    ``pace``, in an order of its own; until then its source is read by nobody and must stay.
+    """
+
+    def __init__(
+        self, blocks: int | Sequence[int], name: str, *, pace: float = 1.0, seed: int = 0
+    ) -> None:
+        super().__init__(name, _MAPPED)
+        self._blocks = blocks
+        self.pace = pace
+        self.held: set[int] = set()  # jobs that do not end
+        self._random = random.Random(seed)
+        self._waiting: list[tuple[Transfer, Tier, bool]] = []
+
+    def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
+        counts = blocks_of_groups(self._blocks, len(groups), "blocks")
+        self._rows = [
+            np.zeros((count, group.block_bytes), np.uint8)
+            for count, group in zip(counts, groups, strict=True)
+        ]
+        return [SlotPool(count) for count in counts]
+
+    def planes(self, group: int) -> Planes:
+        """Where the rows lie."""
+        rows = self._rows[group]
+        return plane_array([(rows.ctypes.data, rows.strides[0], rows.shape[1])])
+
+    def store(self, transfer: Transfer, upper: Tier) -> None:
+        """Copies at some later poll."""
+        self._take(transfer, upper, storing=True)
+
+    def load(self, transfer: Transfer, upper: Tier) -> None:
+        """Copies at some later poll."""
+        self._take(transfer, upper, storing=False)
+
+    def _take(self, transfer: Transfer, upper: Tier, *, storing: bool) -> None:
+        self._accept(transfer, storing=storing)
+        self._running[transfer.job] = transfer
+        self._waiting.append((transfer, upper, storing))
+
+    def _progress(self) -> None:
+        ready = [
+            item
+            for item in self._waiting
+            if item[0].job not in self.held and self._random.random() < self.pace
+        ]
+        self._waiting = [item for item in self._waiting if item not in ready]
+        self._random.shuffle(ready)
+        for transfer, upper, storing in ready:
+            del self._running[transfer.job]
+            for above, below in zip(transfer.upper_slots, transfer.lower_slots, strict=True):
+                theirs, ours = peek(upper, transfer.group, above), self._rows[transfer.group][below]
+                if storing:
+                    ours[:] = theirs
+                else:
+                    theirs[:] = ours
+            self._done.append(
+                all_of(transfer, True, len(transfer.lower_slots) * self._rows[0].shape[1], None)
+            )
