@@ -154,7 +154,8 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             aligned = all(
                 count == 1 or size % 4096 == 0 for size, count in zip(sizes, pieces, strict=True)
             )
-            direct = config.payload == "slab" and aligned and has_direct_io(config.paths[0])
+            used = [path for number, path in enumerate(config.paths) if number not in failed]
+            direct = config.payload == "slab" and aligned and all(map(has_direct_io, used))
             files = SlabFiles(config.paths, plan.segment_bytes, direct=direct)
             files.failed |= failed
             undo.callback(files.close)
@@ -163,7 +164,6 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             opened = _read_or_start_cold(opening)
             undo.callback(opened.index.close)
             if fresh:  # syncing a file does not make its name durable
-                used = [path for n, path in enumerate(config.paths) if n not in failed]
                 for directory in (used[0], *(path.parent for path in used)):
                     sync_directory(directory)
         except (lmdb.Error, OSError) as error:
