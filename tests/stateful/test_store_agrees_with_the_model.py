@@ -31,8 +31,8 @@ SPACES = (None, Namespace(salt=b"other"))
 Key = tuple[int, int]  # namespace, number
 
 numbers = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=9, unique=True)
-spaces = st.integers(0, 1)
-groups = st.integers(0, 1)
+spaces = st.sampled_from((0, 0, 0, 1))
+groups = st.sampled_from((0, 0, 0, 1))
 pick = st.integers(0, 1 << 16)
 
 
@@ -146,6 +146,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases: list[tuple[FlatLease, set[Key]]] = []
         self.open: list[tuple[Reservation, list[Key]]] = []
         self.stream: dict[tuple[str, str], set[bytes]] = {}
+        for first in (0, 7, 14):  # pressure from the start
+            self.fill(first, 0, 0)
 
     def settle(self) -> None:
         """Ends all that is under way, and replays the events (I32)."""
@@ -273,6 +275,15 @@ class StoreMachine(RuleBasedStateMachine):
         model.up(group, keys)
         self.settle()
 
+    @rule(shift=st.integers(0, KEYS - 1), space=spaces, group=groups)
+    def fetch_what_is_known(self, shift: int, space: int, group: int) -> None:
+        run = [(number + shift) % KEYS for number in range(KEYS)]
+        self.fetch([n for n in run if self.model.where(group, (space, n)) >= 0][:10], space, group)
+
+    @rule(first=st.integers(0, KEYS - 1), space=spaces, group=groups)
+    def fill(self, first: int, space: int, group: int) -> None:
+        self.bring([(first + i) % KEYS for i in range(7)], space, group)
+
     # ------------------------------------------------------------ comparing
     @invariant()
     def agrees(self) -> None:
@@ -305,5 +316,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 def test_store_agrees_with_the_model() -> None:
     run_state_machine_as_test(
-        StoreMachine, settings=settings(max_examples=100, stateful_step_count=30)
+        StoreMachine, settings=settings(max_examples=80, stateful_step_count=40)
     )

@@ -110,6 +110,15 @@ class Machine(RuleBasedStateMachine):
         )
         self.leases: list[FlatLease] = []
         self.asked: dict[int, tuple[int, list[int], list[int]]] = {}
+        self.begin()
+        for first in (0, 6):  # something to load from the start
+            self.bring(first, 0, 6)
+
+    def begin(self) -> None:
+        """What a machine keeps beside that."""
+
+    def bring(self, first: int, space: int, turns: int) -> None:
+        """Stores a run of keys, and lets some of it happen."""
 
     def hear(self, events: list[Event]) -> None:
         """Each call is answered once, by as many answers as it had keys."""
@@ -175,7 +184,6 @@ class Machine(RuleBasedStateMachine):
 class OwnedMachine(Machine):
     """The store owns the rows: reserve, fill, commit; fetch."""
 
-    @initialize()
     def begin(self) -> None:
         self.open: list[tuple[int, Reservation]] = []
 
@@ -239,7 +247,6 @@ class BorrowedMachine(Machine):
 
     ownership = Ownership.BORROWED
 
-    @initialize()
     def begin(self) -> None:
         self.spare = list(range(ROWS))
 
