@@ -204,7 +204,14 @@ class FlatTransfers(Jobs[FlatMove]):
         self.count("declined", offer.source + 1, offer.group, len(offer.keys))
 
     def _store(self, offer: Offer) -> Offer | None:
-        """The part that a full queue refused, if any."""
+        """The part that a full queue refused, if any. Short memory costs a copy, nothing else."""
+        try:
+            return self._try_store(offer)
+        except MemoryError:
+            self._decline(offer)
+            return None
+
+    def _try_store(self, offer: Offer) -> Offer | None:
         group, target = offer.group, offer.source + 1
         if target > self.deepest or offer.root not in self._namespaces:
             return None
@@ -238,7 +245,11 @@ class FlatTransfers(Jobs[FlatMove]):
         move = FlatMove(
             offer.root, offer.group, offer.source, target, nodes, offer.keys, offer.positions
         )
-        job = self._pinned(move, upper, lower, offer.owner)
+        try:
+            job = self._pinned(move, upper, lower, offer.owner)
+        except BaseException:
+            self.tiers[target].abort(offer.group, lower)
+            raise
         accepted = self._start_store(job)
         if job.number in self.jobs:
             self._parts[job.number] = (offer, offer.index)
@@ -249,7 +260,11 @@ class FlatTransfers(Jobs[FlatMove]):
         known = move.nodes != 0
         leases = core.lease(move.nodes[known])
         if not known.all():  # keys that are new to the tree: their namespace must stay
-            root, _, _ = self.tree.lease(Cursor(move.root, move.root, 0))
+            try:
+                root, _, _ = self.tree.lease(Cursor(move.root, move.root, 0))
+            except BaseException:
+                core.release(leases, stamp=False)
+                raise
             leases = np.append(leases, np.uint64(root))
         unpin = partial(core.release, leases, stamp=False)
         return self._begin(move, upper, lower, names_of(move.keys), owner, unpin)
@@ -257,24 +272,30 @@ class FlatTransfers(Jobs[FlatMove]):
     def _stored(self, job: Job[FlatMove], done: TransferDone) -> None:
         move, good = job.move, done.good
         offer, index = self._parts.pop(job.number)
-        offer.good[index] = good
         if move.source >= 0:
             self.residency.fasten(move, move.target, good, job.lower_slots)
         else:
-            self._bring(job, good)
+            good = self._bring(job, good)
+        offer.good[index] = good
         if good.any():
             self.store(
                 offer_of(move.root, move.group, move.target, move.keys[good], move.positions[good])
             )
 
-    def _bring(self, job: Job[FlatMove], good: Mask) -> None:
-        """The engine's rows arrived in the first tier: the keys may be new to the tree."""
+    def _bring(self, job: Job[FlatMove], good: Mask) -> Mask:
+        """The engine's rows arrived in the first tier: the keys may be new to the tree. Which are
+        there now.
+        """
         move, slots = job.move, job.lower_slots
         if good.any():
             where = (move.root, move.group, move.target)
-            self.residency.put(*where, move.keys[good], move.positions[good], slots[good])
+            try:
+                self.residency.put(*where, move.keys[good], move.positions[good], slots[good])
+            except MemoryError:  # as if the copy had failed
+                good = np.zeros(len(good), np.bool_)
         if not good.all():
             self.tiers[move.target].abort(move.group, slots[~good])
+        return good
 
     # ------------------------------------------------------------ up
     def bring(
@@ -393,7 +414,12 @@ class FlatTransfers(Jobs[FlatMove]):
         lower = self.residency.core(climb.root).slots(nodes, column)
         keys, positions = climb.keys[index], climb.positions[index]
         move = FlatMove(climb.root, group, tier, target, nodes, keys, positions)
-        job = self._pinned(move, upper, lower, climb.number)
+        try:
+            job = self._pinned(move, upper, lower, climb.number)
+        except MemoryError:  # the keys wait, or are given up
+            if target >= 0:
+                self.tiers[target].abort(group, upper)
+            return
         if self._start_load(job, climb.urgency):
             self._parts[job.number] = (climb, index)
             climb.busy[index] = True
