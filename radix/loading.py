@@ -61,14 +61,14 @@ class Loading:
         """Takes the hit further towards the device: what arrived is shared, what can move moves,
         what is nowhere shortens the hit. Whether nothing is missing or under way any more.
         """
-        held = False  # by somebody else's load, whose end wakes this request
-        for group in range(self._groups):
-            held |= self._advance_group(work, group)
         if self.placed:
             self._share(work)
         elif work.frontier < work.hit_pages:
             lo, hi = work.frontier, work.hit_pages
             work.frontier += min(_reach(ready[lo:hi]) for ready in work.ready)
+        held = False  # by somebody else's load, whose end wakes this request
+        for group in range(self._groups):
+            held |= self._advance_group(work, group)
         if self.busy(work):
             return False
         if work.frontier < work.hit_pages and not held:
@@ -111,6 +111,8 @@ class Loading:
         if direct:
             slots = work.table[group][pages]
         else:
+            if self.residency.available(target, group) < len(pages):
+                self.transfers.make_way(work.at, group, target, len(pages), work.frontier)
             fits = min(len(pages), max(0, self.residency.available(target, group)))
             try:
                 slots = self.residency.reserve(target, group, fits)

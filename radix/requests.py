@@ -155,7 +155,7 @@ class Requests:
         if self.placed and work.inserted:
             # what was refused or lost below since it was computed is offered once more
             for source in range(self.transfers.deepest):
-                self._offer(work, 0, work.inserted, source)
+                self._offer(work, 0, work.inserted, source, unless_below=True)
 
     # ------------------------------------------------------------ running
     def append(self, work: Work, tokens: Tokens) -> None:
@@ -232,12 +232,16 @@ class Requests:
             self.residency.stored(work.at, group, 0, first, taken)
         self._offer(work, first, full - first, self.loading.top)
 
-    def _offer(self, work: Work, first: int, count: int, source: int) -> None:
+    def _offer(
+        self, work: Work, first: int, count: int, source: int, *, unless_below: bool = False
+    ) -> None:
         """Write-through: what is new goes one tier down."""
         borrowed = None
         if not self.placed:
             borrowed = [row[first : first + count] for row in work.table]
-        work.refused += self.transfers.store(work.at, first, count, source, work.number, borrowed)
+        work.refused += self.transfers.store(
+            work.at, first, count, source, work.number, borrowed, unless_below=unless_below
+        )
 
     def _quarantine(self, group: int, slots: Slots, fence: Fence) -> None:
         """Slots are free once the fence passes; until then nobody gets them."""

@@ -22,6 +22,7 @@ from radix.tree import NO_SLOT, TreeCore
 
 GHOSTS = 1 << 16
 _ON, _OFF = TierMode.ON, TierMode.OFF  # members of an Enum are slow to look up
+EVICTED = "evicted"
 CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
 OTHER_REASONS = (CORRUPT, NOT_CACHEABLE)
@@ -154,7 +155,7 @@ class Residency:
         if len(slots):
             self.metrics.add(self._evict_keys[column], len(slots))
             if ids is not None:
-                self._removed(tier, group, ids, "evicted", tier)
+                self._removed(tier, group, ids, EVICTED, tier)
             self._give_back(tier, group, slots)
         return slots
 
@@ -236,8 +237,10 @@ class Residency:
             return self.root_keys[at.root]
         return self.tree.keys(at, page - 1, 1).tobytes()
 
-    def drop(self, at: Cursor, group: int, tier: int, page: int, *, read: bool) -> None:
-        """Takes one block that is corrupt, or gone, out of a tier.
+    def drop(
+        self, at: Cursor, group: int, tier: int, page: int, *, read: bool, reason: str = CORRUPT
+    ) -> None:
+        """Takes one block out of a tier, pinned or not: it is wrong, or has gone through.
 
         ``read``: a transfer still reads the slot; it goes into quarantine, for the caller to lift.
         """
@@ -247,7 +250,10 @@ class Residency:
         if slot == NO_SLOT:
             return
         if key is not None:
-            self._removed(tier, group, key, CORRUPT, self._why.index(CORRUPT))
+            why = tier if reason == EVICTED else self._why.index(reason)
+            self._removed(tier, group, key, reason, why)
+        if reason == EVICTED:
+            self.metrics.add(self._evict_keys[column])
         gone = np.array([slot], np.int32)
         if read:
             self.tiers[tier].fence(group, gone)

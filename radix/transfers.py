@@ -20,7 +20,7 @@ from radix import jobs
 from radix.events import Event
 from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Move, Pages
-from radix.residency import Residency, runs
+from radix.residency import EVICTED, Residency, runs
 from radix.tier import Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
@@ -72,13 +72,15 @@ class Transfers(Jobs[Move]):
         source: int,
         owner: int,
         borrowed: list[Slots] | None = None,
+        *,
+        unless_below: bool = False,
     ) -> list[tuple[Move, Slots]]:
         """Copies what pages [first, first+count) hold in ``source`` one tier down.
 
         ``at`` must be leased by the caller. ``borrowed``: the engine's slots of these pages, by
         group, where ``source`` is -1. What is there already or on its way is left out; what finds
-        no room is declined and counted. Returns the moves that a full queue refused: offer them
-        again. Cost: the pages.
+        no room is declined and counted. ``unless_below``: a copy in any lower tier will do. Returns
+        the moves that a full queue refused: offer them again. Cost: the pages.
         """
         target = source + 1
         if target > self.deepest or count <= 0:
@@ -89,17 +91,46 @@ class Transfers(Jobs[Move]):
                 have = self.residency.slots(at, group, source, first, count)
             else:
                 have = borrowed[group]
-            below = self.residency.slots(at, group, target, first, count)
-            pages = np.flatnonzero((have != NO_SLOT) & (below == NO_SLOT)).astype(np.int64) + first
+            last = len(self.tiers) if unless_below else target + 1
+            below = self._held(at, group, range(target, last), first, count)
+            pages = np.flatnonzero((have != NO_SLOT) & ~below).astype(np.int64) + first
             pages = pages[~self.landing(at, target, group, pages)]
             if len(pages) and self.tiers[target].mode is not TierMode.ON:
                 self.count("declined", target, group, len(pages))
             elif len(pages):
                 move = Move(at, group, source, target, pages)
                 upper_slots = have[pages - first]
+                if self.residency.available(target, group) < len(pages):
+                    self.make_way(at, group, target, len(pages), first)
                 if not self.submit_store(move, upper_slots, owner):
                     refused.append((move, upper_slots))
         return refused
+
+    def _held(
+        self, at: Cursor, group: int, tiers: range, first: int, count: int
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the pages are in one of the tiers. Cost: the pages, for each tier."""
+        held = np.zeros(count, np.bool_)
+        for tier in tiers:
+            held |= self.residency.slots(at, group, tier, first, count) != NO_SLOT
+        return held
+
+    def make_way(self, at: Cursor, group: int, tier: int, count: int, upto: int) -> None:
+        """What is larger than a tier between two others streams through it: blocks of the first
+        ``upto`` pages that are both above and below make room for ``count`` others of their own
+        path, though it is pinned. Cost: the pages.
+        """
+        if tier + 1 == len(self.tiers) or not upto:
+            return
+        here = self.residency.slots(at, group, tier, 0, upto)
+        twice = self._held(at, group, range(tier + 1, len(self.tiers)), 0, upto)
+        if self.borrowed is None:
+            twice &= self._held(at, group, range(tier), 0, upto)
+        for page in np.flatnonzero((here != NO_SLOT) & twice).tolist():
+            if self.residency.available(tier, group) >= count:
+                return
+            if not self.readers(tier, group, int(here[page])):
+                self.residency.drop(at, group, tier, page, read=False, reason=EVICTED)
 
     def submit_store(self, move: Move, upper_slots: Slots, owner: int) -> bool:
         """Starts a planned store; False when the tier's queue is full: offer it again."""
@@ -199,16 +230,19 @@ class Transfers(Jobs[Move]):
         move = job.move
         if self.residency.slots(move.at, move.group, move.source, page, 1)[0] != slot:
             return  # somebody found it wrong before, and another block stands there now
-        readers = {
-            other.number
-            for other in self.jobs.values()
-            if other is not job
-            and (other.move.source, other.move.group) == (move.source, move.group)
-            and slot in (other.upper_slots if other.storing else other.lower_slots)
-        }
+        readers = self.readers(move.source, move.group, slot) - {job.number}
         self.residency.drop(move.at, move.group, move.source, page, read=bool(readers))
         if readers:
             self.fenced[move.source, move.group, slot] = readers
+
+    def readers(self, tier: int, group: int, slot: int) -> set[int]:
+        """The jobs that read a slot. Cost: the jobs."""
+        return {
+            job.number
+            for job in self.jobs.values()
+            if (job.move.source, job.move.group) == (tier, group)
+            and slot in (job.upper_slots if job.storing else job.lower_slots)
+        }
 
     def _end(self, job: Job) -> None:
         super()._end(job)

@@ -299,6 +299,26 @@ def test_waiting_requests_load_no_more_than_admission_grants() -> None:
     rig.finish_all()
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_hit_larger_than_the_tier_between_streams_through_it(blocks: int, groups: int) -> None:
+    """The pin of a request held what had passed through: the hit ended where the tier between was
+    full, and what was computed behind a prefix that filled it never came down.
+    """
+    rig = build(device=16, below=(blocks, 16), groups=groups)
+    for length in (5, 9, 13, 17):
+        rig.serve(PROMPT[:length])  # a page each comes down through so small a tier
+    rig.empty(0)
+    rig.empty(1)
+    assert rig.cache.explain(PROMPT).tiers == {"deep": 16}
+    live = _run(rig, PROMPT)
+    assert live.request.hit_tokens == 16
+    assert rig.cache.metrics.get("load", "blocks", "deep", "kv") == 4
+    assert rig.cache.metrics.get("match", "miss", "no room") == 0
+    rig.compute(live, 17)
+    rig.finish_all()
+
+
 def test_load_is_acted_upon_whoever_waits_before_it() -> None:
     """C84, sglang#32724: a load that had ended was finalised only at its turn in the queue."""
     rig = build(device=32, below=(32,))
