@@ -111,7 +111,8 @@ class FlatTransfers(Jobs[FlatMove]):
         self._namespaces = namespaces
         self._offers: dict[int, Mask] = {}  # who waits for what: how each key fared
         self._waiting: deque[Offer] = deque()  # refused by a full queue, to be offered again
-        self._parts: dict[int, tuple[Offer | Climb, npt.NDArray[np.int64]]] = {}
+        self._stores: dict[int, Offer] = {}  # by job
+        self._loads: dict[int, tuple[Climb, npt.NDArray[np.int64]]] = {}  # by job: which keys
         self._reserved: dict[tuple[int, int], dict[Key, int]] = {}  # by group and root
         self._moved = False
 
@@ -252,7 +253,7 @@ class FlatTransfers(Jobs[FlatMove]):
             raise
         accepted = self._start_store(job)
         if job.number in self.jobs:
-            self._parts[job.number] = (offer, offer.index)
+            self._stores[job.number] = offer
         return accepted
 
     def _pinned(self, move: FlatMove, upper: Slots, lower: Slots, owner: int) -> Job[FlatMove]:
@@ -271,12 +272,12 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def _stored(self, job: Job[FlatMove], done: TransferDone) -> None:
         move, good = job.move, done.good
-        offer, index = self._parts.pop(job.number)
+        offer = self._stores.pop(job.number)
         if move.source >= 0:
             self.residency.fasten(move, move.target, good, job.lower_slots)
         else:
             good = self._bring(job, good)
-        offer.good[index] = good
+        offer.good[offer.index] = good
         if good.any():
             self.store(
                 offer_of(move.root, move.group, move.target, move.keys[good], move.positions[good])
@@ -421,16 +422,14 @@ class FlatTransfers(Jobs[FlatMove]):
                 self.tiers[target].abort(group, upper)
             return
         if self._start_load(job, climb.urgency):
-            self._parts[job.number] = (climb, index)
+            self._loads[job.number] = (climb, index)
             climb.busy[index] = True
         elif target >= 0:
             self.tiers[target].abort(group, upper)
 
     def _loaded(self, job: Job[FlatMove], done: TransferDone) -> None:
         move, good = job.move, done.good
-        climb, index = self._parts.pop(job.number)
-        if not isinstance(climb, Climb):
-            raise TypeError("a load belongs to a climb")
+        climb, index = self._loads.pop(job.number)
         climb.busy[index] = False
         if not good.all():
             read = self._read_elsewhere(job)

@@ -289,8 +289,8 @@ class FlatStore:
         none. Evicts what has to go, but none of ``keys`` and ``keep``; keys that are there count
         as used.
 
-        Raises ``CapacityError`` if room is short now, ``NeverFitsError`` if it always will be;
-        nothing has changed then. Cost: the keys.
+        Raises ``CapacityError`` if room is short now, ``NeverFitsError`` if it always will be,
+        ``TierError`` for a tier that fails; nothing is reserved then. Cost: the keys.
         """
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
         places = positions_of(positions, len(asked))
