@@ -249,6 +249,10 @@ class AdoptedSlots:
         """The inner tier's."""
         return self.inner.planes(group)
 
+    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
+        """The inner tier's."""
+        return self.inner.sums(group, slots)
+
     def capacity_blocks(self, group: int) -> int:
         """The inner tier's."""
         return self.inner.capacity_blocks(group)

@@ -165,6 +165,12 @@ class Tier(Protocol):
         """
         ...
 
+    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
+        """xxh3-64 of committed blocks as they were committed; None where none are kept. A tier
+        below compares what it copied: what rotted above must not get a true checksum below.
+        """
+        ...
+
     def capacity_blocks(self, group: int) -> int:
         """The most blocks of this group that can ever be resident at once (R0)."""
         ...

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import lib
-from radix.errors import TierError, TierFullError, TierUnavailableError
+from radix.errors import CorruptBlockError, TierError, TierFullError, TierUnavailableError
 from radix.tier import TierMode
 from tiers.disk_moves import Move
 from tiers.disk_open import DiskConfig, OpenDisk
@@ -60,7 +60,10 @@ class DiskHealth:
 
     def store_failed(self, move: Move) -> TierError:
         """What to report of a store that did not go through; a cancelled one is no refusal."""
-        failed = (move.statuses != lib.RDX_OK) & (move.statuses != lib.RDX_ECANCELED)
+        mild = (lib.RDX_OK, lib.RDX_ECANCELED, lib.RDX_ECORRUPT)
+        failed = ~np.isin(move.statuses, mild)
+        if not failed.any() and (move.statuses == lib.RDX_ECORRUPT).any():
+            return CorruptBlockError(move.upper.name, "a block rotted before it was stored below")
         if not failed.any():
             return TierError(self._name, "the store was cancelled", retryable=True)
         status = int(move.statuses[failed][0])

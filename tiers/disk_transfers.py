@@ -323,7 +323,14 @@ class DiskTransfers:
         self._publish(move)
 
     def _publish(self, move: Move) -> None:
-        """The bytes are safe: their records go to the next transaction."""
+        """The bytes are safe: their records go to the next transaction. What is not what the tier
+        above committed rotted there, and gets no record.
+        """
+        group, above = move.transfer.group, move.transfer.upper_slots
+        kept = move.upper.sums(group, above) if move.sums.shape[1] == 1 else None
+        if kept is not None:
+            rotten = (move.statuses == lib.RDX_OK) & (move.sums[:, 0] != kept)
+            move.statuses[rotten] = lib.RDX_ECORRUPT
         good = np.flatnonzero(move.statuses == lib.RDX_OK)
         transfer, records = move.transfer, move.transfer.records
         if not len(good) or records is None:

@@ -155,6 +155,10 @@ class FaultyTier:
         """Those of the inner tier."""
         return self.inner.planes(group)
 
+    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
+        """Those of the inner tier."""
+        return self.inner.sums(group, slots)
+
     def capacity_blocks(self, group: int) -> int:
         """That of the inner tier."""
         return self.inner.capacity_blocks(group)

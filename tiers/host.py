@@ -165,12 +165,18 @@ class HostTier(CopyingTier):
         except SlotError as error:
             raise TierError(self.name, f"group {self._groups[group].name!r}: {error}") from None
 
-    def _sound(self, group: int, slots: Slots) -> npt.NDArray[np.bool_] | None:
+    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
+        """The checksums taken at commit; None without ``verify``. Cost: the slots."""
         if not self._verify:
             return None
-        sound: npt.NDArray[np.bool_] = (
-            checksums(self._planes[group], slots) == self._sums[group][slots]
-        )
+        kept: npt.NDArray[np.uint64] = self._sums[group][slots]
+        return kept
+
+    def _sound(self, group: int, slots: Slots) -> npt.NDArray[np.bool_] | None:
+        kept = self.sums(group, slots)
+        if kept is None:
+            return None
+        sound: npt.NDArray[np.bool_] = checksums(self._planes[group], slots) == kept
         return sound
 
     # ------------------------------------------------------------------ books and end

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from radix.errors import (
     ClosedError,
@@ -141,6 +142,10 @@ class PooledTier:
     def planes(self, group: int) -> Any:
         """``TierError``: its blocks lie in no memory that another tier could reach."""
         raise TierError(self._name, f"group {group} is not mapped into addresses")
+
+    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
+        """None: no checksums are kept."""
+        return None
 
     # ------------------------------------------------------------------ slots
     def capacity_blocks(self, group: int) -> int:
