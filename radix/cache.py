@@ -267,7 +267,10 @@ class PrefixCache:
             gate.leave()
 
     def lease(self, cursor: Cursor) -> Lease:
-        """Pins the path to ``cursor``; a stale one pins a shorter path, never another."""
+        """Pins the path to ``cursor``; a stale one pins a shorter path, never another.
+
+        ``StaleError`` where its whole namespace, empty, has gone meanwhile: match again.
+        """
         with self.gate:
             self._drain()
             return Lease(self.tree, cursor, self._dropped, self.gate)

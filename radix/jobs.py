@@ -268,8 +268,8 @@ class Jobs(ABC, Generic[M]):
         """
         for tier in self.tiers:
             self._inbox += tier.poll()
-        inbox, self._inbox = self._inbox, []
-        for done in inbox:
+        while self._inbox:
+            done = self._inbox.pop(0)
             job = self.jobs[done.job]
             job.done = done
             self._account(job, done)

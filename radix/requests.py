@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from radix._native import Match
 from radix.admission import blocks_needed, check_fits, reserve_all
-from radix.errors import InvariantError, RequestError
+from radix.errors import CapacityError, InvariantError, RequestError
 from radix.events import Event, RequestEvent, RequestState
 from radix.keys import Tokens
 from radix.lifecycle import Fence, Fences, Work
@@ -81,13 +81,7 @@ class Requests:
         else:
             pages = min(len(row) for row in lent or [])
         hit = max(match.hit_pages, device_pages)
-        lease, node, leased = residency.tree.lease(Cursor(root, match.node, match.hit_pages))
-        at = Cursor(root, node, leased)
-        try:
-            table = self._table(at, pages, device_pages, lent or [])
-        except BaseException:
-            residency.tree.release(lease, stamp=False)
-            raise
+        lease, at, table = self._pinned(root, match, pages, device_pages, lent or [])
         work = Work(
             number=self._next,
             tokens=tokens.copy(),
@@ -99,7 +93,7 @@ class Requests:
             pages=pages,
             hit_pages=hit,
             frontier=device_pages,
-            inserted=leased,
+            inserted=at.pages,
             admitted_pages=hit,
             origin=_NO_ORIGIN,
             ready=[np.zeros(hit, np.bool_) for _ in range(self._groups)],
@@ -110,6 +104,8 @@ class Requests:
         self.works[work.number] = work
         try:
             self._tell(work, RequestState.LOADING)
+            if at.pages < match.hit_pages:
+                self.loading.shorten(work, at.pages, "no room")
             work.origin = self.loading.origin_of(work)
             self._advance(work)
         except BaseException:
@@ -118,6 +114,27 @@ class Requests:
             self.loading.cancel(work)
             raise
         return work
+
+    def _pinned(
+        self, root: int, match: Match, pages: int, device_pages: int, lent: list[Slots]
+    ) -> tuple[int, Cursor, list[Slots]]:
+        """Pins the hit and takes the page table: of the whole hit, or else, so that a prefix never
+        makes a request less admissible (R5), of what the device holds in every group.
+        """
+        tree = self.residency.tree
+        for hit in (match.hit_pages, device_pages):
+            lease, node, leased = tree.lease(Cursor(root, match.node, hit))
+            at = Cursor(root, node, leased)
+            try:
+                return lease, at, self._table(at, pages, device_pages, lent)
+            except CapacityError:
+                tree.release(lease, stamp=False)
+                if hit == device_pages:
+                    raise
+            except BaseException:
+                tree.release(lease, stamp=False)
+                raise
+        raise InvariantError("I19", "the hit on the device is longer than the hit")
 
     def _table(self, at: Cursor, pages: int, device_pages: int, lent: list[Slots]) -> list[Slots]:
         """The page table: the tree's slots of the hit on the device, then private ones."""

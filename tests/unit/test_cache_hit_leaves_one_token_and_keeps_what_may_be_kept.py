@@ -201,6 +201,24 @@ def test_namespaces_share_nothing_and_go_when_they_are_empty() -> None:
     rig.finish_all()
 
 
+def test_prefix_never_makes_a_request_less_admissible() -> None:
+    """R5, I29: one group lies on the device, the other below. The pin of the hit held the blocks of
+    the one while room for all pages was asked for in both, and an idle cache refused for ever.
+    """
+    rig = build(device=8, groups=2, below=(16,))
+    prompt = list(range(29))  # needs all eight
+    rig.serve(prompt)
+    rig.cache.evict(1, 8)
+    assert rig.cache.explain(prompt).tiers == {"host": 28}
+    live = rig.until_ready(rig.admit(prompt))
+    assert rig.cache.metrics.get("match", "miss", "no room") == 28
+    rig.compute(live, 29)
+    rig.end(live)
+    rig.settle()
+    assert rig.cache.explain(prompt).tiers == {"device": 28}
+    rig.finish_all()
+
+
 def test_admission_that_fails_gives_everything_back() -> None:
     """C2, C8, C13, C14: all groups or none, and every count as before."""
     rig = build(device=6, groups=2)
