@@ -26,14 +26,16 @@ from radix.errors import (
     TierUnavailableError,
     UnsupportedError,
 )
-from radix.events import RequestState
+from radix.events import KeysDone, RequestState
 from radix.groups import Cost, Group, Retention
 from radix.keys import Namespace
+from radix.keysets import Fetch, FetchState, FlatLease, Reservation, hash_keys
 from radix.layout import Layout, Part
 from radix.lease import Lease
 from radix.ownership import Ownership
 from radix.plan import Cursor, Explanation
 from radix.request import Request
+from radix.store import FlatStore
 from radix.tier import TierMode
 
 __version__ = "0.1.0"
@@ -47,9 +49,14 @@ __all__ = [
     "Cost",
     "Cursor",
     "Explanation",
+    "Fetch",
+    "FetchState",
+    "FlatLease",
+    "FlatStore",
     "Group",
     "Inserted",
     "InvariantError",
+    "KeysDone",
     "Layout",
     "LayoutMismatchError",
     "Lease",
@@ -62,10 +69,12 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestState",
+    "Reservation",
     "Retention",
     "TierError",
     "TierFullError",
     "TierMode",
     "TierUnavailableError",
     "UnsupportedError",
+    "hash_keys",
 ]
