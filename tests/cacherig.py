@@ -405,6 +405,14 @@ class Rig:
         self.settle()
         cache = self.cache
         cache.check()
+        if cache.ownership is Ownership.OWNED and not cache.tree.stats().leases:
+            # nothing runs: what fits alone is admitted, whatever is cached (I29)
+            room = min(cache.tiers[0].capacity_blocks(g) for g in range(len(cache.groups)))
+            tokens = next(iter(sorted(self.known)), (b"", (1,)))[1]
+            prompt = [*tokens, *[1] * (room * self._page)][: room * self._page]
+            cache.admit(prompt).abort()
+            self.settle()
+            cache.check()
         self.reclaim()
         for group, free in enumerate(self.own):
             kept = cache.tree.column_stats(cache.tree.column(group, 0)).resident
