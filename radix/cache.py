@@ -259,9 +259,10 @@ class PrefixCache:
             root, readable = self._spaces.root(namespace), self.residency.readable()
             try:
                 found = tree_match(self.tree.capsule, root, tokens, leave, readable)
-            except (TypeError, ValueError, BufferError):
+            except (TypeError, ValueError, OverflowError, BufferError):
                 # No int32 buffer as it stands: converted, or refused by name.
-                found = tree_match(self.tree.capsule, root, int32(tokens), leave, readable)
+                run, left = int32(tokens), count_of("leave", leave)
+                found = tree_match(self.tree.capsule, root, run, left, readable)
             return found, _tuple(Cursor, (root, found[5], found[2]))
         finally:
             gate.leave()

@@ -165,6 +165,11 @@ def test_the_owners_calls_are_checked_by_name(rig: Rig) -> None:
         (lambda: cache.evict(0, 1, tier=-1), ValueError, "tier must not be negative"),
         (lambda: cache.set_mode("disk", TierMode.ON), ValueError, "'disk' is not one of"),
         (lambda: cache.set_mode("host", "off"), TypeError, "must be a TierMode"),
+        (lambda: cache.match([1, 2], leave=-1), ValueError, "leave must not be negative"),
+        (lambda: cache.match([1, 2], leave="1"), TypeError, "leave must be an int"),
+        (lambda: cache.match([1.5]), TypeError, "tokens must be integers"),
+        (lambda: cache.match([[1]]), ValueError, "one dimension"),
+        (lambda: cache.match([1], namespace=b"x"), TypeError, "namespace must be a Namespace"),
         (lambda: cache.passed("5"), TypeError, "step must be an int"),
         (lambda: cache.passed(-5), ValueError, "step must not be negative"),
     ):
