@@ -1,8 +1,10 @@
 """Durable writes: the disk tier's slabs beside LMDB values, the tier's own LMDB payload and plain
 writes of the same bytes to the same file system.
 
-Kept here: a batch counts once it is durable; all writers go over space that was written before,
-from the same memory, and take turns; LMDB alone is let off syncing its meta page (metasync=False).
+Kept here: a batch counts once it is durable; all writers write the same memory and take turns; LMDB
+alone is let off syncing its meta page (metasync=False). Filling: each round begins with an empty
+directory, and with what the tier zeroes ahead when it is idle. Refilling: over space that was
+written before and was freed in one piece, which suits LMDB best.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ MIB = 1 << 20
 LMDB = "lmdb"
 BASELINE = "LMDB values"
 QUEUED = "slabs, two batches under way"  # as the cache runs it: the next batch waits for no commit
-COMPARED = ("slabs, one batch at a time", QUEUED)
+PLAINLY = "plain direct writes"
+FILLING = ("slabs, one batch at a time", QUEUED, "LMDB payload", BASELINE, PLAINLY)
+REFILLING = (QUEUED, BASELINE, PLAINLY)
+SUBJECTS = {BASELINE: LMDB, PLAINLY: LIMIT}
 Rows = npt.NDArray[np.uint8]
 
 
@@ -79,6 +84,14 @@ class TierWriter:
         self._slots = np.empty(0, np.int32)
         self._job = 0
         self.stored = 0
+
+    def rest(self, seconds: float) -> None:
+        """Waits until nothing was zeroed ahead for ``seconds``."""
+        before = -1
+        while seconds and (now := self._tier.usage().used_bytes) != before:
+            before = now
+            self._tier.poll()
+            time.sleep(seconds)
 
     def write(self) -> None:
         """Stores every row; each batch is acknowledged once it is durable."""
@@ -203,15 +216,19 @@ def aligned_rows(count: int, block_bytes: int, seed: int) -> Iterator[Rows]:
     yield rows
 
 
-def _writers(folder: Path, rows: Rows, batch: int) -> dict[str, tuple[str, Writer]]:
-    """Every writer by its name, with whose it is."""
-    return {
-        "slabs, one batch at a time": (OURS, TierWriter(folder / "one", rows, batch, 1)),
-        QUEUED: (OURS, TierWriter(folder / "two", rows, batch, 2)),
-        "LMDB payload": (OURS, TierWriter(folder / "payload", rows, batch, 1, payload=LMDB)),
-        BASELINE: (LMDB, ValueWriter(folder / "values", rows, batch)),
-        "plain direct writes": (LIMIT, PlainWriter(folder / "plain", rows, batch)),
-    }
+def _make(name: str, folder: Path, rows: Rows, batch: int) -> Writer:
+    """The writer of a name, in a directory of its own."""
+    match name:
+        case "slabs, one batch at a time":
+            return TierWriter(folder, rows, batch, 1)
+        case "slabs, two batches under way":
+            return TierWriter(folder, rows, batch, 2)
+        case "LMDB payload":
+            return TierWriter(folder, rows, batch, 1, payload=LMDB)
+        case "LMDB values":
+            return ValueWriter(folder, rows, batch)
+        case _:
+            return PlainWriter(folder, rows, batch)
 
 
 def run_writes(sizes: Sizes, place: Place) -> Outcome:
@@ -221,8 +238,13 @@ def run_writes(sizes: Sizes, place: Place) -> Outcome:
     pairs: list[tuple[str, str]] = []
     for kib in (sizes["small_kib"], sizes["middle_kib"], sizes["large_kib"]):
         with aligned_rows(sizes["round_bytes"] // (kib << 10), kib << 10, seed=kib) as rows:
-            stored += _measure(rounds, rows, kib, sizes, place.data / f"writes-{kib}")
-        pairs += [(f"{kib} KiB: {name}", f"{kib} KiB: {BASELINE}") for name in COMPARED]
+            batch = sizes["batch_bytes"] // rows.shape[1]
+            stored += _fill(rounds, rows, batch, sizes, place.data)
+            stored += _refill(rounds, rows, batch, sizes, place.data)
+        for pattern_name, names in (("filling", FILLING[:2]), ("refilling", REFILLING[:1])):
+            head = f"{kib} KiB, {pattern_name}:"
+            pairs += [(f"{head} {name}", f"{head} {BASELINE}") for name in names]
+            pairs += [(f"{head} {QUEUED}", f"{head} {PLAINLY}")]
     found = rounds.rows()
     return Outcome(
         rows=found,
@@ -231,31 +253,49 @@ def run_writes(sizes: Sizes, place: Place) -> Outcome:
         targets=[
             Target(f"{name} / {baseline}", "at least", 1.5)
             for name, baseline in pairs
-            if name.endswith(QUEUED)
+            if name.endswith(f" filling: {QUEUED}") and baseline.endswith(BASELINE)
         ],
     )
 
 
-def _measure(rounds: Rounds, rows: Rows, kib: int, sizes: Sizes, folder: Path) -> int:
-    """All writers in turn, each round in another order; blocks that our tiers stored."""
-    folder.mkdir()
-    rng = np.random.default_rng(kib)
-    writers = _writers(folder, rows, sizes["batch_bytes"] // rows.shape[1])
-    names = list(writers)
+def _timed(rounds: Rounds, name: str, writer: Writer, rows: Rows, *, keep: bool) -> None:
+    start = time.perf_counter()
+    writer.write()
+    seconds = time.perf_counter() - start
+    if keep:
+        subject = SUBJECTS.get(name.partition(": ")[2], OURS)
+        rounds.add(name, subject, "MB/s", rows.nbytes / 1e6 / seconds)
+
+
+def _fill(rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path) -> int:
+    """Each writer in turn, each time in a new directory; blocks that our tiers stored."""
+    head, stored = f"{rows.shape[1] >> 10} KiB, filling:", 0
     with no_collection():
-        for number in range(sizes["rounds"] + 1):
-            order = rng.permutation(len(names)) if number > 1 else range(len(names))
-            for name in [names[at] for at in order]:
-                subject, writer = writers[name]
-                start = time.perf_counter()
-                writer.write()
-                seconds = time.perf_counter() - start
+        for _ in range(sizes["rounds"]):
+            for name in FILLING:
+                folder = data / "filling"
+                writer = _make(name, folder, rows, batch)
+                if isinstance(writer, TierWriter):
+                    writer.rest(sizes["rest_ms"] / 1e3)
+                _timed(rounds, f"{head} {name}", writer, rows, keep=True)
+                writer.close()
+                stored += writer.stored if isinstance(writer, TierWriter) else 0
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    return stored
+
+
+def _refill(rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path) -> int:
+    """Each writer in turn, over the space of its last time; blocks that our tiers stored."""
+    head, stored = f"{rows.shape[1] >> 10} KiB, refilling:", 0
+    folder = data / "refilling"
+    folder.mkdir()
+    writers = {name: _make(name, folder / name, rows, batch) for name in REFILLING}
+    with no_collection():
+        for number in range(sizes["rounds"] + 1):  # the first round gives out the space
+            for name, writer in writers.items():
+                _timed(rounds, f"{head} {name}", writer, rows, keep=number > 0)
                 writer.clear()
-                if number:  # the first round gives out the space
-                    rate = rows.nbytes / 1e6 / seconds
-                    rounds.add(f"{kib} KiB: {name}", subject, "MB/s", rate)
-    stored = 0
-    for _, writer in writers.values():
+    for writer in writers.values():
         writer.close()
         stored += writer.stored if isinstance(writer, TierWriter) else 0
     shutil.rmtree(folder)
@@ -271,6 +311,7 @@ BENCHMARKS = (
             "rounds": 1,
             "round_bytes": 4 * MIB,
             "batch_bytes": 2 * MIB,
+            "rest_ms": 0,
             "small_kib": 64,
             "middle_kib": 256,
             "large_kib": 1024,
@@ -279,6 +320,7 @@ BENCHMARKS = (
             "rounds": 5,
             "round_bytes": 128 * MIB,
             "batch_bytes": 8 * MIB,
+            "rest_ms": 100,
             "small_kib": 64,
             "middle_kib": 512,
             "large_kib": 4096,
