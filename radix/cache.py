@@ -29,7 +29,7 @@ from radix.errors import LeaseError, RequestError
 from radix.events import Event
 from radix.gate import Gate
 from radix.groups import Group, check_groups
-from radix.keys import Namespace, Tokens
+from radix.keys import Namespace, Tokens, check_range
 from radix.lease import Lease, drain
 from radix.lifecycle import Fences
 from radix.metrics import Metrics
@@ -287,8 +287,8 @@ class PrefixCache:
         """Shares the full pages of ``tokens`` behind the end of ``lease``, whose bytes are final.
 
         The lease then covers them. ``tokens``: the whole prompt. ``slots``: by group, the slots
-        that hold the new pages (shared). Where the cache owns the slots it picks them itself: that
-        serves replays over tiers without bytes, requests fill theirs before ``computed``.
+        that hold the new pages (shared). Where the cache owns the slots it picks them itself, over
+        a first tier without bytes only: requests fill theirs before ``computed``.
         ``partial``: insert what fits instead of raising ``CapacityError``. Raises ``LeaseError``
         for a lease that is released, another cache's, or ends behind what the device holds;
         ``ValueError``, ``SlotError``. Cost: the new pages.
@@ -313,6 +313,12 @@ class PrefixCache:
             if count == 0:
                 return Inserted(0, 0, [], [])
             if rows is None:
+                if self.residency.tiers[0].capability.holds_bytes:
+                    check_range(run)
+                    raise RequestError(
+                        "insert: nobody has written the slots that the cache owns; "
+                        "use admit and computed, or shared slots"
+                    )
                 return self._insert(run, lease, first, reserve_all(self.residency, count))
             shared = self._adopted()
             shared.adopt_all(rows)

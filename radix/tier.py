@@ -47,7 +47,8 @@ class Capability:
     """What a tier can do. ``persistent``: survives close and reopen. ``shared``: other processes
     see it. ``layer_wise``: reports layers as they arrive. ``address_mapped``: ``planes(group)``
     names memory that another tier may copy from and to. ``shares_bytes``: its groups share one
-    budget of bytes, so that evicting one makes room for another.
+    budget of bytes, so that evicting one makes room for another. ``holds_bytes``: False for slots
+    without memory behind them, as replays use that only count.
     """
 
     persistent: bool
@@ -55,6 +56,7 @@ class Capability:
     layer_wise: bool
     address_mapped: bool
     shares_bytes: bool
+    holds_bytes: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ from tiers.transfer import Planes
 
 Bytes = npt.NDArray[np.uint8]
 _MAPPED = Capability(
-    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=False
+    persistent=False,
+    shared=False,
+    layer_wise=False,
+    address_mapped=True,
+    shares_bytes=False,
+    holds_bytes=True,
 )
 
 

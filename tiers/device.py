@@ -82,6 +82,7 @@ class DeviceTier(PooledTier):
                 layer_wise=False,
                 address_mapped=mapped,
                 shares_bytes=False,
+                holds_bytes=True,
             ),
         )
         self.tensors: tuple[tuple[torch.Tensor, ...], ...] = ()

@@ -38,7 +38,12 @@ from tiers.pools import PooledTier, checked_count
 from tiers.slab import SEGMENT_BYTES
 
 _PERSISTENT = Capability(
-    persistent=True, shared=False, layer_wise=False, address_mapped=False, shares_bytes=False
+    persistent=True,
+    shared=False,
+    layer_wise=False,
+    address_mapped=False,
+    shares_bytes=False,
+    holds_bytes=True,
 )
 
 

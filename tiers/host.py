@@ -31,13 +31,28 @@ from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_byt
 from tiers.transfer import DEFAULT_THREADS, Planes
 
 _MAPPED = Capability(
-    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=True
+    persistent=False,
+    shared=False,
+    layer_wise=False,
+    address_mapped=True,
+    shares_bytes=True,
+    holds_bytes=True,
 )
 _ADOPTED = Capability(
-    persistent=False, shared=False, layer_wise=False, address_mapped=True, shares_bytes=False
+    persistent=False,
+    shared=False,
+    layer_wise=False,
+    address_mapped=True,
+    shares_bytes=False,
+    holds_bytes=True,
 )
 _NAMED = Capability(
-    persistent=False, shared=True, layer_wise=False, address_mapped=True, shares_bytes=True
+    persistent=False,
+    shared=True,
+    layer_wise=False,
+    address_mapped=True,
+    shares_bytes=True,
+    holds_bytes=True,
 )
 
 

@@ -12,7 +12,12 @@ from radix.tier import Capability, Tier, Transfer
 from tiers.pools import PooledTier, all_of, blocks_of_groups
 
 _NOTHING = Capability(
-    persistent=False, shared=False, layer_wise=False, address_mapped=False, shares_bytes=False
+    persistent=False,
+    shared=False,
+    layer_wise=False,
+    address_mapped=False,
+    shares_bytes=False,
+    holds_bytes=False,
 )
 
 
