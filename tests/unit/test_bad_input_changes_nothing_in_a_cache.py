@@ -96,6 +96,15 @@ def test_tokens_that_cannot_be_stored_fail_alike_on_every_path(
     rig.finish_all()
 
 
+def test_owned_slots_that_nobody_has_written_cannot_be_inserted(rig: Rig) -> None:
+    """The fault: pages over reserved slots were shared at once, with whatever the slots held."""
+    cache = rig.cache
+    with cache.lease(cache.match([9, 9, 9, 9])[1]) as lease:
+        run = [9, 9, 9, 9, 8, 8, 8, 8]
+        _refused(rig, lambda: cache.insert(run, lease), RequestError, "nobody has written")
+    rig.finish_all()
+
+
 def test_any_buffer_of_integers_is_a_prompt(rig: Rig) -> None:
     for tokens in (
         (1, 2, 3, 4, 5),
