@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from radix.cache import PrefixCache
-from radix.errors import CacheError, TierUnavailableError, UnsupportedError
+from radix.errors import CacheError, RequestError, TierUnavailableError, UnsupportedError
 from radix.groups import Group, Retention
 from radix.keys import Namespace
 from radix.layout import Layout
