@@ -129,7 +129,11 @@ def test_whole_sessions_are_recognized_and_refused_by_name(tmp_path: Path) -> No
     assert "whole sessions" in refuse(path).what
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b""), lzma.compress(b"")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n\n", gzip.compress(b"", mtime=0), lzma.compress(b"")],
+    ids=["nothing", "blank", "gz", "xz"],
+)
 def test_empty_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace"
     path.write_bytes(content)
