@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from radix.arguments import rows_of
 from radix.errors import InvariantError, SlotError, TierFullError
+from radix.front import FrontTier
 from radix.groups import Group
 from radix.tier import (
-    Capability,
     Restored,
     Slots,
     Tier,
     TierMode,
     TierUsage,
-    Transfer,
-    TransferDone,
 )
 
 _STATES = ("the engine's", "spare", "reserved", "used", "fenced")
@@ -93,7 +90,7 @@ def rows_for_insert(
     return rows
 
 
-class AdoptedSlots:
+class AdoptedSlots(FrontTier):
     """A first tier whose slots the engine allocates.
 
     The engine: ``offer`` brings free slots in, ``adopt`` those that hold final bytes, ``withdraw``
@@ -106,7 +103,7 @@ class AdoptedSlots:
     """
 
     def __init__(self, inner: Tier) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._spare: list[Slots] = []
         self._states: list[npt.NDArray[np.uint8]] = []
 
@@ -222,68 +219,9 @@ class AdoptedSlots:
             )
         states[slots] = target
 
-    @property
-    def name(self) -> str:
-        """The inner tier's."""
-        return self.inner.name
-
-    @property
-    def capability(self) -> Capability:
-        """The inner tier's."""
-        return self.inner.capability
-
-    @property
-    def mode(self) -> TierMode:
-        """The inner tier's."""
-        return self.inner.mode
-
-    def set_mode(self, mode: TierMode) -> None:
-        """Of the inner tier."""
-        self.inner.set_mode(mode)
-
     def restore(self) -> Sequence[Restored]:
         """Nothing: the engine's memory starts empty."""
         return ()
-
-    def planes(self, group: int) -> Any:
-        """The inner tier's."""
-        return self.inner.planes(group)
-
-    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
-        """The inner tier's."""
-        return self.inner.sums(group, slots)
-
-    def capacity_blocks(self, group: int) -> int:
-        """The inner tier's."""
-        return self.inner.capacity_blocks(group)
-
-    def store(self, transfer: Transfer, upper: Tier) -> None:
-        """Of the inner tier."""
-        self.inner.store(transfer, upper)
-
-    def load(self, transfer: Transfer, upper: Tier) -> None:
-        """Of the inner tier."""
-        self.inner.load(transfer, upper)
-
-    def cancel(self, job: int) -> None:
-        """Of the inner tier."""
-        self.inner.cancel(job)
-
-    def poll(self) -> list[TransferDone]:
-        """Of the inner tier."""
-        return self.inner.poll()
-
-    def wait(self, timeout_s: float) -> None:
-        """Of the inner tier."""
-        self.inner.wait(timeout_s)
-
-    def pending(self) -> int:
-        """Of the inner tier."""
-        return self.inner.pending()
-
-    def flush(self) -> None:
-        """Of the inner tier."""
-        self.inner.flush()
 
     def usage(self) -> TierUsage:
         """The inner tier's memory, and the slots in use here."""
@@ -298,7 +236,3 @@ class AdoptedSlots:
             listed = np.sort(self._spare[group])
             if not np.array_equal(listed, np.flatnonzero(states == _SPARE)):
                 raise InvariantError("I7", f"tier {self.name!r}: spare slots are not those listed")
-
-    def close(self) -> None:
-        """Closes the inner tier."""
-        self.inner.close()

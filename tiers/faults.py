@@ -22,24 +22,21 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from radix.errors import CorruptBlockError, TierError, TierFullError, TierUnavailableError
-from radix.groups import Group
+from radix.front import FrontTier
 from radix.tier import (
-    Capability,
     Records,
-    Restored,
     Slots,
     Tier,
     TierMode,
-    TierUsage,
     Transfer,
     TransferDone,
 )
@@ -106,14 +103,14 @@ class FaultPlan:
             raise ValueError(f"plan: delay_polls must not be negative, not {self.delay_polls}")
 
 
-class FaultyTier:
+class FaultyTier(FrontTier):
     """``inner`` seen through a plan of faults; all else is passed on as it is.
 
     Beside the protocol: ``inner``, ``plan``, ``shown`` (how often each fault was shown).
     """
 
     def __init__(self, inner: Tier, plan: FaultPlan) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.plan = plan
         self.shown: dict[Fault, int] = dict.fromkeys(Fault, 0)
         self._random = random.Random(plan.seed)
@@ -124,49 +121,6 @@ class FaultyTier:
         self._to_flip: set[tuple[int, int]] = set()
 
     # ------------------------------------------------------------------ passed on
-    @property
-    def name(self) -> str:
-        """The name of the inner tier."""
-        return self.inner.name
-
-    @property
-    def capability(self) -> Capability:
-        """That of the inner tier."""
-        return self.inner.capability
-
-    @property
-    def mode(self) -> TierMode:
-        """That of the inner tier."""
-        return self.inner.mode
-
-    def set_mode(self, mode: TierMode) -> None:
-        """Switches the inner tier."""
-        self.inner.set_mode(mode)
-
-    def attach(self, groups: tuple[Group, ...], page_bytes: int, upper: Tier | None) -> None:
-        """Attaches the inner tier."""
-        self.inner.attach(groups, page_bytes, upper)
-
-    def restore(self) -> Sequence[Restored]:
-        """What the inner tier found."""
-        return self.inner.restore()
-
-    def planes(self, group: int) -> Any:
-        """Those of the inner tier."""
-        return self.inner.planes(group)
-
-    def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
-        """Those of the inner tier."""
-        return self.inner.sums(group, slots)
-
-    def capacity_blocks(self, group: int) -> int:
-        """That of the inner tier."""
-        return self.inner.capacity_blocks(group)
-
-    def free_blocks(self, group: int) -> int:
-        """Those of the inner tier."""
-        return self.inner.free_blocks(group)
-
     def commit(self, group: int, slots: Slots) -> None:
         """Commits in the inner tier; a bit planned to turn over does so now."""
         self.inner.commit(group, slots)
@@ -174,38 +128,6 @@ class FaultyTier:
             if (group, slot) in self._to_flip:
                 self._to_flip.remove((group, slot))
                 self._flip(group, slot)
-
-    def abort(self, group: int, slots: Slots) -> None:
-        """Aborts in the inner tier."""
-        self.inner.abort(group, slots)
-
-    def free(self, group: int, slots: Slots) -> None:
-        """Frees in the inner tier."""
-        self.inner.free(group, slots)
-
-    def fence(self, group: int, slots: Slots) -> None:
-        """Fences in the inner tier."""
-        self.inner.fence(group, slots)
-
-    def lift(self, group: int, slots: Slots) -> None:
-        """Lifts in the inner tier."""
-        self.inner.lift(group, slots)
-
-    def cancel(self, job: int) -> None:
-        """Cancels in the inner tier, where the job is."""
-        self.inner.cancel(job)
-
-    def flush(self) -> None:
-        """Flushes the inner tier."""
-        self.inner.flush()
-
-    def usage(self) -> TierUsage:
-        """That of the inner tier."""
-        return self.inner.usage()
-
-    def check(self) -> None:
-        """Checks the inner tier."""
-        self.inner.check()
 
     # ------------------------------------------------------------------ broken as told
     def reserve(self, group: int, count: int) -> Slots:
