@@ -7,8 +7,7 @@ to what was asked), and one thread at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from radix.arguments import (
 from radix.audit import check_slots
 from radix.errors import LeaseError, RequestError
 from radix.events import Event
+from radix.facade import Facade
 from radix.gate import Gate
 from radix.groups import Group, check_groups
 from radix.keys import Namespace, Tokens, check_range
@@ -42,7 +42,7 @@ from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
 from radix.restoring import adopt
-from radix.tier import Slots, Tier, TierMode, TierUsage
+from radix.tier import Slots, Tier
 from radix.transfers import Transfers
 from radix.tree import NO_SLOT, TreeCore
 
@@ -61,7 +61,7 @@ class Inserted(NamedTuple):
     duplicates: list[Slots]
 
 
-class PrefixCache:
+class PrefixCache(Facade):
     """A prefix cache over tiers, the first of them the device (or the host where there is none).
 
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
@@ -108,6 +108,7 @@ class PrefixCache:
             self.tiers: tuple[Tier, ...] = (self._shared, *media[1:])
         else:
             self._shared, self.tiers = None, media
+        self.opened = self.tiers
         placed = self.tiers[1:] if lent else self.tiers
         self.metrics = Metrics()
         self._events: list[Event] = []
@@ -424,15 +425,6 @@ class PrefixCache:
             match = self.tree.match(root, prompt, 1, self.residency.readable())
             return explain(self.residency, match, root, prompt, self.page_tokens)
 
-    def counters(self) -> Mapping[str, int]:
-        """Every counter by its dotted name, sorted."""
-        return self.metrics.snapshot()
-
-    def usage(self) -> dict[str, TierUsage]:
-        """Bytes and blocks in use by tier."""
-        with self.gate:
-            return {tier.name: tier.usage() for tier in self.tiers}
-
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""
         with self.gate:
@@ -443,15 +435,6 @@ class PrefixCache:
             }
 
     # ------------------------------------------------------------ running
-    def set_mode(self, tier: str, mode: TierMode) -> None:
-        """Switches a tier on, read-only or off while requests run."""
-        with self.gate:
-            for each in self.tiers:
-                if each.name == tier:
-                    each.set_mode(mode)
-                    return
-            raise ValueError(f"tier {tier!r} is not one of {[t.name for t in self.tiers]}")
-
     def flush(self) -> list[Event]:
         """Ends every transfer and makes durable what is stored. Blocks; the events meanwhile."""
         events = self.poll()
@@ -483,18 +466,3 @@ class PrefixCache:
         if self._dropped:
             count = drain(self.tree, self._dropped)
             self.metrics.add(("lease", "dropped"), count)
-
-    def close(self) -> None:
-        """Ends what is under way, keeps what is durable, closes the tiers. Idempotent."""
-        if self.gate.closed:
-            return
-        with self.gate, ExitStack() as closing:
-            self.gate.close()
-            for tier in self.tiers:  # the lowest first: it may still read those above
-                closing.callback(tier.close)
-
-    def __enter__(self) -> PrefixCache:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

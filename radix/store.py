@@ -8,7 +8,7 @@ thread at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from radix.arguments import slots_of, tiers_of
 from radix.errors import LeaseError, RequestError
 from radix.events import Event
+from radix.facade import Facade
 from radix.flat import FlatCore, Handles
 from radix.flatmoves import FlatTransfers, Offer
 from radix.flatresidency import FlatResidency
@@ -43,7 +44,7 @@ from radix.namespaces import Namespaces
 from radix.ownership import Ownership
 from radix.policy.eviction import check_policy
 from radix.reservations import Reservations
-from radix.tier import Restored, Slots, Tier, TierMode, TierUsage, Urgency
+from radix.tier import Restored, Slots, Tier, Urgency
 from radix.tree import TreeCore
 
 __all__ = ["Fetch", "FetchState", "FlatLease", "FlatStore", "Reservation", "hash_keys"]
@@ -53,7 +54,7 @@ _RECORD_PAGE_BYTES = 1  # keys have no pages; no token cache has pages of one by
 _FLAT_LAYOUT = 1 << 31  # directories of the two never mix, nor do their namespaces
 
 
-class FlatStore:
+class FlatStore(Facade):
     """Blocks by key over tiers, fastest first.
 
     Ask: ``has``, ``coming``, ``valid_lengths``, ``slots``. Pin, use: ``lease``, ``touch``. Bring:
@@ -99,10 +100,10 @@ class FlatStore:
         persistent = [tier.name for tier in media if tier.capability.persistent]
         self.key_bytes = width_of(key_bytes, persistent)
         self.tiers = media[1:] if lent else media
-        self._media = media
+        self.opened = media
         self.metrics = Metrics()
         self._events: list[Event] = []
-        self._owner = Gate()
+        self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
         self.tree = TreeCore(
             self.key_bytes,
@@ -132,7 +133,7 @@ class FlatStore:
     def _open(self) -> None:
         opened: list[Tier] = []
         try:
-            for tier in self._media:
+            for tier in self.opened:
                 tier.attach(self.groups, _RECORD_PAGE_BYTES, opened[-1] if opened else None)
                 opened.append(tier)
             for number, tier in enumerate(self.tiers):
@@ -186,7 +187,7 @@ class FlatStore:
         """
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
         order = deepest_first(positions_of(positions, len(asked)))
-        with self._owner:
+        with self.gate:
             root, core = self._space(namespace)
             nodes = core.find(asked)
             found = self.residency.where(core, nodes, group)
@@ -199,7 +200,7 @@ class FlatStore:
         nothing. Cost: the keys.
         """
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
-        with self._owner:
+        with self.gate:
             root, _ = self._space(namespace)
             return self.transfers.landing(root, group, 0, asked)
 
@@ -213,7 +214,7 @@ class FlatStore:
         group = self._group(group)
         if not parts:
             return np.zeros(0, np.int64)
-        with self._owner:
+        with self.gate:
             _, core = self._space(namespace)
             where = self.residency.where(core, core.find(np.concatenate(parts)), group)
         ends = np.cumsum([len(part) for part in parts])
@@ -237,7 +238,7 @@ class FlatStore:
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
         if not 0 <= tier < len(self.tiers):
             raise ValueError(f"tier must be 0 to {len(self.tiers) - 1}, not {tier}")
-        with self._owner:
+        with self.gate:
             _, core = self._space(namespace)
             return core.slots(core.find(asked), self.tree.column(group, tier))
 
@@ -252,13 +253,13 @@ class FlatStore:
         """
         asked = keys_of("keys", keys, self.key_bytes)
         order = deepest_first(positions_of(positions, len(asked)))
-        with self._owner:
+        with self.gate:
             _, core = self._space(namespace)
-            return FlatLease(core, core.find(asked), order, self._dropped, self._owner)
+            return FlatLease(core, core.find(asked), order, self._dropped, self.gate)
 
     def release(self, lease: FlatLease) -> None:
         """Gives a lease back. ``LeaseError`` if done before, or for another store's."""
-        if not lease.belongs_to(self._owner):
+        if not lease.belongs_to(self.gate):
             raise LeaseError("the lease belongs to another store")
         lease.release()
 
@@ -271,7 +272,7 @@ class FlatStore:
         """
         asked = keys_of("keys", keys, self.key_bytes)
         order = deepest_first(positions_of(positions, len(asked)))
-        with self._owner:
+        with self.gate:
             _, core = self._space(namespace)
             core.touch(core.find(asked)[order])
 
@@ -295,7 +296,7 @@ class FlatStore:
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
         places = positions_of(positions, len(asked))
         kept = None if keep is None else keys_of("keep", keep, self.key_bytes)
-        with self._owner:
+        with self.gate:
             _, core = self._space(namespace)
             return self._reservations.reserve(core, group, asked, places, kept)
 
@@ -305,7 +306,7 @@ class FlatStore:
         all); the others are given back. ``LeaseError`` if it ended before. Cost: the keys.
         """
         filled = None if good is None else mask_of("good", good, len(reservation))
-        with self._owner:
+        with self.gate:
             self._drain()
             self._reservations.commit(reservation, filled)
 
@@ -313,7 +314,7 @@ class FlatStore:
         """The slots will not be filled: all is as if they had never been reserved, but for what had
         to be evicted. ``LeaseError`` if it ended before. Cost: the keys.
         """
-        with self._owner:
+        with self.gate:
             self._drain()
             self._reservations.abort(reservation)
 
@@ -335,7 +336,7 @@ class FlatStore:
         lent = self._rows(rows, len(asked), group)
         places = positions_of(positions, len(asked))
         order = deepest_first(places)
-        with self._owner:
+        with self.gate:
             root, _ = self._space(namespace)
             number = self.transfers.new_number()
             good = np.zeros(len(asked), np.bool_)
@@ -346,10 +347,10 @@ class FlatStore:
             return number
 
     def _rows(self, rows: object, count: int, group: int) -> Slots:
-        if self._media is self.tiers:
+        if self.opened is self.tiers:
             raise RequestError("rows: the store owns the slots of its first tier; reserve some")
         lent = slots_of("rows", rows)
-        most = self._media[0].capacity_blocks(group)
+        most = self.opened[0].capacity_blocks(group)
         if len(lent) != count or (count and int(lent.max()) >= most):
             raise ValueError(f"rows must be {count} rows below {most}, one a key")
         return lent
@@ -404,7 +405,7 @@ class FlatStore:
     ) -> Fetch:
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
         places = positions_of(positions, len(asked))
-        with self._owner:
+        with self.gate:
             root, _ = self._space(namespace)
             return self.transfers.bring(root, group, asked, places, rows, urgency)
 
@@ -414,7 +415,7 @@ class FlatStore:
 
         Never blocks. Cost: what ended and what waits.
         """
-        with self._owner:
+        with self.gate:
             self._drain()
             self.transfers.run()
             events = self._events[:]
@@ -423,17 +424,8 @@ class FlatStore:
 
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until a tier has completions for ``poll``, or the time is over."""
-        with self._owner:
+        with self.gate:
             self.transfers.wait(timeout_s)
-
-    def set_mode(self, tier: str, mode: TierMode) -> None:
-        """Switches a tier on, read-only or off."""
-        with self._owner:
-            for each in self._media:
-                if each.name == tier:
-                    each.set_mode(mode)
-                    return
-            raise ValueError(f"tier {tier!r} is not one of {[t.name for t in self._media]}")
 
     def flush(self) -> list[Event]:
         """Ends every transfer and makes durable what is stored. Blocks; the events meanwhile."""
@@ -441,25 +433,16 @@ class FlatStore:
         while not self.transfers.idle():
             self.wait()
             events += self.poll()
-        with self._owner:
+        with self.gate:
             for tier in self.tiers:
                 tier.flush()
         return events
-
-    def counters(self) -> Mapping[str, int]:
-        """Every counter by its dotted name, sorted."""
-        return self.metrics.snapshot()
-
-    def usage(self) -> dict[str, TierUsage]:
-        """Bytes and blocks in use by tier."""
-        with self._owner:
-            return {tier.name: tier.usage() for tier in self.tiers}
 
     def check(self) -> None:
         """Walks every invariant of tree, tiers and transfers, and that each slot in use has one
         owner (I7, I8); ``InvariantError`` names the first broken. Cost: everything.
         """
-        with self._owner:
+        with self.gate:
             self._drain()
             self.residency.check(device=False)
             self.transfers.check()
@@ -477,18 +460,3 @@ class FlatStore:
             self.metrics.add(("lease", "dropped"))
         if count := self._reservations.drain():
             self.metrics.add(("reserve", "dropped"), count)
-
-    def close(self) -> None:
-        """Ends what is under way, keeps what is durable, closes the tiers. Idempotent."""
-        if self._owner.closed:
-            return
-        with self._owner:
-            for tier in reversed(self._media):
-                tier.close()
-            self._owner.close()
-
-    def __enter__(self) -> FlatStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -13,6 +13,7 @@ import pytest
 from radix.cache import PrefixCache
 from radix.errors import BusyError, ClosedError, LeaseError, TierError
 from radix.gate import Gate
+from radix.store import FlatStore
 from radix.tier import TierMode
 from tests.cacherig import GROUPS, Rig, build
 from tests.ticktier import TickTier
@@ -140,13 +141,20 @@ def test_close_with_transfers_under_way_keeps_what_is_durable(tmp_path: Path) ->
     again.cache.close()
 
 
-def test_tier_that_fails_to_close_keeps_no_other_open() -> None:
+@pytest.mark.parametrize("facade", [PrefixCache, FlatStore])
+def test_tier_that_fails_to_close_keeps_no_other_open(
+    facade: type[PrefixCache] | type[FlatStore],
+) -> None:
+    """The fault: tiers were closed in turn, so that one that raised left the others open, and the
+    facade itself too: each call went on as if nothing had been closed.
+    """
+
     class Stubborn(TickTier):
         def close(self) -> None:
             raise TierError(self.name, "does not close")
 
     device = DeviceTier(blocks=8, device="cpu")
-    cache = PrefixCache(GROUPS[:1], [device, Stubborn(8, "host")], page_tokens=4)
+    cache = facade(GROUPS[:1], [device, Stubborn(8, "host")])
     with pytest.raises(TierError, match="does not close"):
         cache.close()
     with pytest.raises(ClosedError):

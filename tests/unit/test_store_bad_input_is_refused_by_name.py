@@ -178,7 +178,7 @@ def test_call_while_another_thread_is_inside_is_refused() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with store._owner:
+        with store.gate:
             entered.set()
             leave.wait(10)
 

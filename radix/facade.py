@@ -1,0 +1,58 @@
+"""What both facades do with the tiers that they opened: switch, measure and close them, by one
+thread at a time. Keeps no invariant of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Self
+
+from radix.gate import Gate
+from radix.metrics import Metrics
+from radix.tier import Tier, TierMode, TierUsage
+
+
+class Facade:
+    """Owner of the tiers in ``opened``, the fastest first."""
+
+    gate: Gate
+    metrics: Metrics
+    opened: tuple[Tier, ...]
+
+    def set_mode(self, tier: str, mode: TierMode) -> None:
+        """Switches a tier on, read-only or off while work goes on. ``ValueError`` for a name that
+        no tier has.
+        """
+        with self.gate:
+            for each in self.opened:
+                if each.name == tier:
+                    each.set_mode(mode)
+                    return
+            raise ValueError(f"tier {tier!r} is not one of {[t.name for t in self.opened]}")
+
+    def counters(self) -> Mapping[str, int]:
+        """Every counter by its dotted name, sorted."""
+        return self.metrics.snapshot()
+
+    def usage(self) -> dict[str, TierUsage]:
+        """Bytes and blocks in use by tier."""
+        with self.gate:
+            return {tier.name: tier.usage() for tier in self.opened}
+
+    def close(self) -> None:
+        """Ends what is under way, keeps what is durable, closes every tier, whatever one of them
+        raises. Idempotent.
+        """
+        if self.gate.closed:
+            return
+        with self.gate, ExitStack() as closing:
+            self.gate.close()
+            for tier in self.opened:  # the lowest first: it may still read those above
+                closing.callback(tier.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
