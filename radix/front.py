@@ -96,6 +96,10 @@ class FrontTier:
         """Of the inner tier."""
         self.inner.lift(group, slots)
 
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Of the inner tier."""
+        self.inner.clone(group, sources, targets)
+
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Of the inner tier."""
         self.inner.store(transfer, upper)

@@ -207,6 +207,13 @@ class Tier(Protocol):
         """The fence of these slots has passed: they are free."""
         ...
 
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Copies whole blocks inside the tier, ``sources[i]`` to ``targets[i]``, in the order of
+        the calls: before whatever is started on the tier later, after what was started before on
+        the stream that computes. ``TierError`` for a tier that cannot. Cost: the bytes.
+        """
+        ...
+
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Starts copying upper -> self. Raises ``TierFullError(retryable)`` when its queue is
         full: nothing was started.

@@ -209,10 +209,33 @@ typedef struct rdx_tree_config {
     uint32_t check_ids; /* 1: pages are int32 tokens and ids outside [0, 2^31) are refused */
     uint32_t groups;    /* columns = groups * tiers, column = group * tiers + tier */
     uint32_t tiers;
-    uint32_t key_bytes; /* 16: keep the chained page key of each page; 0: do not */
-    uint32_t reserved;
-    uint64_t seed; /* of the child table; never decides anything */
+    uint32_t key_bytes;   /* 16: keep the chained page key of each page; 0: do not */
+    uint32_t page_tokens; /* tokens a page stands for, whatever its bytes are */
+    uint64_t seed;        /* of the child table; never decides anything */
 } rdx_tree_config;
+
+/* Which blocks of a group a hit at n tokens needs, and where its blocks may stand. A block of b
+ * pages has one slot, at its last page; every other page of it has RDX_NO_SLOT.
+ *
+ *     pages               0 1 2 3 4 5 6 7 | n        b = 2
+ *     full                  s   s   s   s            every block of [0, n)
+ *     window, chunked             t   s   s          the blocks of the last `reach` tokens (of the
+ *                                                    chunk that n lies in); t: a tombstone
+ *     state                             s            one snapshot, exactly at n
+ */
+#define RDX_RULE_FULL 0
+#define RDX_RULE_WINDOW 1
+#define RDX_RULE_CHUNKED 2
+#define RDX_RULE_STATE 3
+#define RDX_RULE_SCRATCH 4 /* never in the tree */
+#define RDX_RULE_COUNT 5
+typedef struct rdx_group {
+    uint32_t rule;
+    uint32_t block_pages;     /* >= 1; state: a checkpoint stands at multiples of it only */
+    uint32_t reach_tokens;    /* window: tokens before n; chunked: tokens of a chunk, >= 1 */
+    uint32_t lookahead_pages; /* the block that ends with page p stands at page p + lookahead */
+    uint32_t lookup;          /* 1: it limits a hit */
+} rdx_group;
 
 typedef struct rdx_tree_stats {
     uint64_t nodes;
