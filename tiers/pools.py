@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from radix._native import ffi, lib
 from radix.errors import (
     ClosedError,
     InvariantError,
@@ -182,6 +183,24 @@ class PooledTier:
     def free(self, group: int, slots: Slots) -> None:
         """Gives committed slots back. Cost: the slots."""
         self._move(group, slots, USED, FREE)
+
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Copies blocks inside the tier at once. Nothing where it holds no bytes.
+
+        Raises: ``TierError`` where the tier has no addresses. Cost: the bytes.
+        """
+        self._open_or_raise()
+        if not self._capability.holds_bytes or not len(sources):
+            return
+        planes = ffi.from_buffer("rdx_plane[]", self.planes(group))
+        rows = [
+            ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots, np.int32))
+            for slots in (targets, sources)
+        ]
+        count = len(self.planes(group))
+        status = lib.rdx_copy_blocks(planes, count, rows[0], planes, count, rows[1], len(sources))
+        if status != lib.RDX_OK:
+            raise TierError(self._name, f"clone: {ffi.string(lib.rdx_status_text(status)).decode()}")
 
     def fence(self, group: int, slots: Slots) -> None:
         """Gives slots up, all committed or all reserved; they are not reused before ``lift``.
