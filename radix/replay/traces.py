@@ -36,6 +36,7 @@ Record: TypeAlias = dict[str, Any]
 Unit: TypeAlias = Literal["block", "token"]
 
 ID_LIMIT = 1 << 31
+LENGTH_LIMIT = 1 << 40
 DEFAULT_PAGE_TOKENS = 16
 _READ_BYTES = 1 << 18
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -79,7 +80,9 @@ class Trace:
 
     Prompt i is `tokens[offsets[i]:offsets[i + 1]]`. A page is `page_tokens` entries of it: one
     block id in a block trace (a last, partial block counts as a block), `page_tokens` token ids in
-    a token trace, where only full pages count.
+    a token trace, where only full pages count. `lengths[i]` is its length in tokens, 0 where the
+    trace does not tell. Output i is `outputs[output_offsets[i]:output_offsets[i + 1]]`; a block
+    trace tells the ids of no output.
     """
 
     name: str
@@ -88,6 +91,9 @@ class Trace:
     timestamps: npt.NDArray[np.float64]
     tokens: Int32Array
     offsets: Int64Array
+    lengths: Int64Array
+    outputs: Int32Array
+    output_offsets: Int64Array
 
     def __len__(self) -> int:
         """Return the number of requests. Cost: O(1)."""
@@ -99,6 +105,15 @@ class Trace:
         tokens = self.tokens
         for start, end in pairwise(bounds):
             yield tokens[start:end]
+
+    def turns(self) -> Iterator[Int32Array]:
+        """Yield what is computed when each request ends: its prompt and its output but for the last
+        token, which was sampled and not computed. Cost: a view, or a copy where there is an output.
+        """
+        bounds = self.output_offsets.tolist()
+        for prompt, (start, end) in zip(self.prompts(), pairwise(bounds), strict=True):
+            computed = self.outputs[start : end - 1]
+            yield np.concatenate((prompt, computed)) if len(computed) else prompt
 
     def requests(self) -> Iterator[TraceRequest]:
         """Yield each request in file order. Cost: O(1) a request, nothing is copied."""
@@ -181,6 +196,7 @@ class _Reader:
         self.line = 0
         self.timestamps = array("d")
         self.offsets = array("q", [0])
+        self.lengths = array("q")
 
     def read(self, stream: Iterable[bytes]) -> Trace:
         records = self._records(stream)
@@ -221,12 +237,13 @@ class _Reader:
         for record in chain((first,), rest):
             try:
                 self._take_time(record["timestamp"], "timestamp")
+                self._take_length(record.get("input_length", 0))
                 self._extend(ids, record["hash_ids"], "hash_ids")
             except KeyError as error:
                 self.fail(str(error.args[0]), "field is missing")
             ends.append(len(ids))
         tokens = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, dtype=np.int32)
-        return self._finish("block", 1, tokens)
+        return self._finish("block", 1, tokens, [])
 
     def _read_tokens(self, first: Record, rest: Iterator[Record]) -> Trace:
         prompts: list[Int32Array] = []
@@ -243,7 +260,8 @@ class _Reader:
             if not len(prompts[-1]):
                 self.fail("add", "the prompt is empty")
             self.offsets.append(self.offsets[-1] + len(prompts[-1]))
-        return self._finish("token", self.page_tokens, np.concatenate(prompts))
+        self.lengths.extend(map(len, prompts))
+        return self._finish("token", self.page_tokens, np.concatenate(prompts), outputs)
 
     def _kept(
         self, ref: Any, keep: Any, prompts: list[Int32Array], outputs: list[Int32Array]
@@ -276,6 +294,13 @@ class _Reader:
             self.fail(field, "expected a finite number")
         self.timestamps.append(value)
 
+    def _take_length(self, value: Any) -> None:
+        if type(value) is not int:
+            self.fail("input_length", f"expected an integer, got {_kind(value)}")
+        if not 0 <= value < LENGTH_LIMIT:
+            self.fail("input_length", f"{_short(value)} is outside [0, 2^40)")
+        self.lengths.append(value)
+
     def _ids(self, values: Any, field: str) -> Int32Array:
         ids = array("i")
         self._extend(ids, values, field)
@@ -301,8 +326,13 @@ class _Reader:
                 self.fail(f"{field}[{index}]", f"{_short(value)} is outside [0, 2^31)")
         raise AssertionError("a list of valid ids was refused")
 
-    def _finish(self, unit: Unit, page_tokens: int, tokens: Int32Array) -> Trace:
+    def _finish(
+        self, unit: Unit, page_tokens: int, tokens: Int32Array, outputs: list[Int32Array]
+    ) -> Trace:
         tokens.flags.writeable = False
+        ends = np.zeros(len(self.timestamps) + 1, np.int64)
+        if outputs:
+            np.cumsum([len(output) for output in outputs], out=ends[1:])
         return Trace(
             name=self.name,
             unit=unit,
@@ -310,6 +340,9 @@ class _Reader:
             timestamps=np.frombuffer(self.timestamps, dtype=np.float64),
             tokens=tokens,
             offsets=np.frombuffer(self.offsets, dtype=np.int64),
+            lengths=np.frombuffer(self.lengths, dtype=np.int64),
+            outputs=np.concatenate(outputs) if outputs else np.empty(0, dtype=np.int32),
+            output_offsets=ends,
         )
 
 

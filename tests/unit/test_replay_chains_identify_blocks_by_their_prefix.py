@@ -22,6 +22,9 @@ def make_trace(prompts: list[list[int]], unit: Unit, page_tokens: int) -> Trace:
         timestamps=np.zeros(len(prompts)),
         tokens=np.array([token for prompt in prompts for token in prompt], dtype=np.int32),
         offsets=offsets,
+        lengths=np.zeros(len(prompts), dtype=np.int64),
+        outputs=np.empty(0, dtype=np.int32),
+        output_offsets=np.zeros(len(prompts) + 1, dtype=np.int64),
     )
 
 

@@ -25,6 +25,9 @@ def chains_of(prompts: list[list[int]]) -> Chains:
             timestamps=np.zeros(len(prompts)),
             tokens=np.array([block for prompt in prompts for block in prompt], dtype=np.int32),
             offsets=np.cumsum([0] + [len(prompt) for prompt in prompts], dtype=np.int64),
+            lengths=np.zeros(len(prompts), dtype=np.int64),
+            outputs=np.empty(0, dtype=np.int32),
+            output_offsets=np.zeros(len(prompts) + 1, dtype=np.int64),
         )
     )
 

@@ -170,3 +170,9 @@ def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
 def test_page_of_no_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="page_tokens must be at least 1, got 0"):
         read_trace(str(tmp_path / "unread"), page_tokens=0)
+
+
+@pytest.mark.parametrize("bad", ["-1", "1.5", "true", "null", '"7"', "[1]", "1099511627776"])
+def test_a_length_that_is_no_count_of_tokens_is_named(tmp_path: Path, bad: str) -> None:
+    line = f'{{"timestamp": 0, "input_length": {bad}, "hash_ids": [1]}}'
+    assert refuse_line(tmp_path, BLOCK, line).field == "input_length"

@@ -50,6 +50,8 @@ def test_block_trace_keeps_ids_and_times_in_every_packing(tmp_path: Path, how: s
     assert (trace.unit, trace.page_tokens, len(trace)) == ("block", 1, 4)
     assert prompts(trace) == [line["hash_ids"] for line in BLOCK_LINES]
     assert trace.timestamps.tolist() == [0, 7.5, 9, 9]
+    assert trace.lengths.tolist() == [1100, 40, 10, 2000]
+    assert [turn.tolist() for turn in trace.turns()] == prompts(trace)
 
 
 @pytest.mark.parametrize("how", ["plain", "gz", "xz"])
@@ -59,6 +61,20 @@ def test_token_trace_rebuilds_prompts_from_references(tmp_path: Path, how: str) 
     trace = read_trace(str(path), page_tokens=2)
     assert (trace.unit, trace.page_tokens) == ("token", 2)
     assert prompts(trace) == TOKEN_PROMPTS
+    assert trace.lengths.tolist() == [3, 6, 4, 4, 1]
+
+
+def test_a_turn_is_prompt_and_output_without_its_last_token(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(packed(TOKEN_LINES))
+    turns = [turn.tolist() for turn in read_trace(str(path)).turns()]
+    assert turns == [[1, 2, 3, 4], *TOKEN_PROMPTS[1:]]
+
+
+def test_a_block_trace_need_not_tell_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(packed([{"timestamp": 0, "hash_ids": [1, 2]}]))
+    assert read_trace(str(path)).lengths.tolist() == [0]
 
 
 def test_requests_hand_out_contiguous_int32_that_cannot_be_written(tmp_path: Path) -> None:
