@@ -17,16 +17,28 @@ from radix._native import ffi, lib
 TOKEN_LIMIT = 1 << 31
 Tokens = npt.NDArray[np.int32]
 
-_TAGS = {"model": b"M", "adapter": b"A", "layout": b"L", "salt": b"S", "content": b"C"}
+_MAGIC = b"radix-ns-1"
+_TAGS = {
+    "model": b"M",
+    "adapter": b"A",
+    "layout": b"L",
+    "salt": b"S",
+    "content": b"C",
+    "revision": b"R",
+    "adapter_version": b"V",
+}
+# Fields that came later: left out where they are empty, so that older encodings stay as they were.
+_LATER = ("revision", "adapter_version")
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """What must agree before one request may use another's state.
 
-    ``model``: name and revision of the weights; ``adapter``: identity and version of a LoRA or
-    the like; ``layout``: fingerprint of the groups; ``salt``: the tenant; ``content``: whatever
-    else an engine keys by.
+    ``model``, ``revision``: the weights; ``adapter``, ``adapter_version``: a LoRA or the like;
+    ``layout``: what an engine knows of the bytes beside the groups' layouts, which a cache adds
+    itself; ``salt``: the tenant; ``content``: whatever else an engine keys by. Each is a field of
+    its own: ``model="a", revision="b"`` is never ``model="ab"``.
     """
 
     model: str = ""
@@ -34,6 +46,8 @@ class Namespace:
     layout: bytes = b""
     salt: bytes = b""
     content: bytes = b""
+    revision: str = ""
+    adapter_version: str = ""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -42,15 +56,54 @@ class Namespace:
                 raise TypeError(
                     f"{item.name} must be {type(item.default).__name__}, not {type(value).__name__}"
                 )
+            if isinstance(value, str):
+                _encoded(item.name, value)
 
     def canonical(self) -> bytes:
         """Tagged, length-prefixed bytes: equal only for equal namespaces. Cost: their length."""
-        out = [b"radix-ns-1"]
+        out = [_MAGIC]
         for item in fields(self):
             value = getattr(self, item.name)
-            raw = value.encode() if isinstance(value, str) else value
+            if item.name in _LATER and not value:
+                continue
+            raw = _encoded(item.name, value) if isinstance(value, str) else value
             out.append(_TAGS[item.name] + len(raw).to_bytes(4, "big") + raw)
         return b"".join(out)
+
+    @classmethod
+    def parse(cls, canonical: bytes) -> Namespace:
+        """The namespace of which ``canonical`` is the encoding: the inverse of ``canonical``.
+
+        ``ValueError`` for bytes that encode none. Cost: their length.
+
+        >>> Namespace.parse(Namespace("m", revision="r7").canonical())
+        Namespace(model='m', adapter='', layout=b'', salt=b'', content=b'', revision='r7', \
+adapter_version='')
+        """
+        if not canonical.startswith(_MAGIC):
+            raise ValueError("canonical does not begin as the encoding of a namespace")
+        at = len(_MAGIC)
+        values: dict[str, Any] = {}
+        for item in fields(cls):
+            if canonical[at : at + 1] != _TAGS[item.name]:
+                if item.name in _LATER:
+                    continue
+                raise ValueError(f"canonical has no field {item.name} at byte {at}")
+            size = int.from_bytes(canonical[at + 1 : at + 5], "big")
+            raw = canonical[at + 5 : at + 5 + size]
+            at += 5 + size
+            values[item.name] = raw.decode() if isinstance(item.default, str) else raw
+        result = cls(**values)
+        if result.canonical() != canonical:
+            raise ValueError("canonical is no encoding of a namespace: cut, or not shortest")
+        return result
+
+
+def _encoded(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be text that UTF-8 can write: {error}") from error
 
 
 def root_key(canonical: bytes) -> bytes:

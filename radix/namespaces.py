@@ -1,10 +1,14 @@
 """The namespaces of one cache: each a root of its own in the tree, found by canonical bytes (I1).
-Empty ones go when many have come.
+In them stands, whatever the caller says, what the bytes of a block mean: the groups' layouts, where
+their blocks stand, the page size and what a page is in the tree (C30). Empty ones go when many have
+come.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from radix.groups import Group
 from radix.keys import Namespace, root_key
@@ -14,9 +18,20 @@ _FIRST_SWEEP = 64
 
 
 class Namespaces:
-    """Find: ``root``, ``root_of``. Ask: ``canonical``. ``names`` and ``keys`` are by root."""
+    """Find: ``root``, ``root_of``. Ask: ``canonical``, ``owns``; by root: ``names``, ``keys``."""
 
-    def __init__(self, tree: TreeCore, groups: Sequence[Group], page_tokens: int) -> None:
+    def __init__(
+        self,
+        tree: TreeCore,
+        groups: Sequence[Group],
+        page_tokens: int,
+        *,
+        scheme: int = 0,
+        placed: bool = True,
+    ) -> None:
+        """``scheme``: what a page is in the tree, of ``PageKeys``; 0: its tokens. ``placed``:
+        whether a block's place follows from its group (not so where the caller's keys name it).
+        """
         self.names: dict[int, bytes] = {}
         self.keys: dict[int, bytes] = {}
         self._tree = tree
@@ -26,9 +41,9 @@ class Namespaces:
         self._layout = b"".join(
             len(group.name.encode()).to_bytes(2, "big")
             + group.name.encode()
-            + group.layout.fingerprint
+            + (_fingerprint(group, page_tokens) if placed else group.layout.fingerprint)
             for group in groups
-        ) + page_tokens.to_bytes(4, "big")
+        ) + (scheme << 24 | page_tokens).to_bytes(4, "big")
 
     def canonical(self, namespace: Namespace | None) -> bytes:
         """Canonical bytes: the groups' layouts and the page size are always in them."""
@@ -36,7 +51,17 @@ class Namespaces:
         if not isinstance(base, Namespace):
             raise TypeError(f"namespace must be a Namespace, not {type(base).__name__}")
         layout = len(base.layout).to_bytes(4, "big") + base.layout + self._layout
-        return Namespace(base.model, base.adapter, layout, base.salt, base.content).canonical()
+        return replace(base, layout=layout).canonical()
+
+    def owns(self, canonical: bytes) -> bool:
+        """Whether a namespace found on a persistent tier could be one of this cache's: its groups,
+        page size and kind of page are these. What is foreign must not be linked.
+        """
+        try:
+            layout = Namespace.parse(canonical).layout
+        except ValueError:
+            return False
+        return layout[4 + int.from_bytes(layout[:4], "big") :] == self._layout
 
     def root(self, namespace: Namespace | None) -> int:
         """The root of a namespace, made if it is new. Cost: O(1) once it is known."""
@@ -66,3 +91,19 @@ class Namespaces:
             if self._tree.drop_root(root):
                 del self._roots[canonical], self.names[root], self.keys[root]
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._roots))
+
+
+def _fingerprint(group: Group, page_tokens: int) -> bytes:
+    """16 bytes for what a block of the group is. A block a page, all of them kept: the layout's own
+    fingerprint, as ever; else where blocks stand and which counts too, for with another grid or
+    lookahead the block of the same page holds other tokens.
+    """
+    rule, grid = group.retention.rule, group.grid_tokens or page_tokens
+    plain = rule == "full" and not group.per_sequence
+    if plain and grid == page_tokens and not group.lookahead:
+        return group.layout.fingerprint
+    text = (
+        f"radix-group-1;{rule};{group.retention.tokens};{grid};"
+        f"{group.lookahead};{int(group.per_sequence)}"
+    )
+    return hashlib.sha256(text.encode() + b"|" + group.layout.fingerprint).digest()[:16]

@@ -1,5 +1,6 @@
 """What a persistent tier kept over a restart becomes part of the tree again: linked by key, the
-oldest first; what cannot be linked is given back to the tier, so that it can be reclaimed.
+oldest first; what cannot be linked, and what groups or pages of another meaning left there (C30),
+is given back to the tier, so that it can be reclaimed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored) 
     records, tree = found.records, residency.tree
     linked = np.zeros(len(found.slots), np.bool_)
     pages = records.pages
-    fits = pages is not None and records.keys.shape[1] == 16
+    fits = pages is not None and records.keys.shape[1] == 16 and spaces.owns(records.namespace)
     if fits and pages is not None and pages.shape[1] == tree.page_bytes:
         root = spaces.root_of(records.namespace)
         column = tree.column(found.group, tier)

@@ -113,7 +113,8 @@ class FlatStore(Facade):
             keep_keys=False,
             seed=seed,
         )
-        self._spaces = Namespaces(self.tree, self.groups, _FLAT_LAYOUT | self.key_bytes)
+        layout = _FLAT_LAYOUT | self.key_bytes
+        self._spaces = Namespaces(self.tree, self.groups, layout, placed=False)
         stream = self._events if events else None
         self.residency = FlatResidency(
             self.tree, self.groups, self.tiers, self.metrics, stream, self._spaces.keys
