@@ -181,29 +181,44 @@ class Model:
         place = np.array(positions, np.float64)[:, None] * (0.7 ** np.arange(1, WIDTH + 1))
         return self.embedding[list(tokens)] + 0.3 * np.sin(place)
 
-    # ------------------------------------------------------------ without a cache
+    def plain(self) -> Plain:
+        """The model before its first token, without pages or a cache."""
+        return Plain(self)
+
     def reference(self, tokens: Sequence[int]) -> Array:
         """Logits behind every token, from nothing but the tokens."""
-        past: list[list[tuple[npt.NDArray[np.float32], Array]]] = [[] for _ in self.order]
-        states = [State.empty() for _ in self.order]
-        logits = np.empty((len(tokens), VOCAB))
-        for position, token in enumerate(tokens):
-            x = self._enter([token], [position])[0]
-            for depth, (number, _) in enumerate(self.order):
-                layer, kind = self.weights[depth], self.kinds[number]
-                h = _norm(x)
-                if kind.rule == "state":
-                    out, states[depth] = _recur(layer, h, states[depth])
-                else:
-                    key, value = _single(_times(h, layer["key"])), _times(h, layer["value"])
-                    past[depth].append((key, value))
-                    seen = past[depth][kind.sees_from(position) :]
-                    keys = np.array([k for k, _ in seen], np.float64)
-                    values = np.array([v for _, v in seen])
-                    out = _attention(_times(h, layer["query"]), keys, values)
-                x = x + _times(out, layer["out"])
-            logits[position] = _times(_norm(x), self.output)
-        return logits
+        plain = self.plain()
+        return np.array([plain.feed(token) for token in tokens])
+
+
+class Plain:
+    """The model a token at a time over plain lists: what every other way to compute must equal."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.count = 0
+        self._past = [(np.empty((0, HEAD)), np.empty((0, HEAD))) for _ in model.order]
+        self._states = [State.empty() for _ in model.order]
+
+    def feed(self, token: int) -> Array:
+        """Logits behind one more token."""
+        model, position = self.model, self.count
+        x = model._enter([token], [position])[0]
+        for depth, (number, _) in enumerate(model.order):
+            layer, kind = model.weights[depth], model.kinds[number]
+            h = _norm(x)
+            if kind.rule == "state":
+                out, self._states[depth] = _recur(layer, h, self._states[depth])
+            else:
+                key, value = _single(_times(h, layer["key"])), _times(h, layer["value"])
+                keys, values = self._past[depth]
+                keys, values = np.vstack((keys, key)), np.vstack((values, value))
+                self._past[depth] = keys, values
+                first = kind.sees_from(position)
+                out = _attention(_times(h, layer["query"]), keys[first:], values[first:])
+            x = x + _times(out, layer["out"])
+        self.count += 1
+        return _times(_norm(x), model.output)
 
 
 class Paged:
