@@ -1,0 +1,438 @@
+"""An engine in small that serves conversations through a PrefixCache: requests of several turns run
+interleaved, over a device, a host tier smaller than what they touch, and a disk that is closed and
+opened in between. Every logit that it computes and every token that it samples must be what the
+model gives without any cache (I24); what served the hits is counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import lcm
+from pathlib import Path
+
+import numpy as np
+
+from radix.cache import PrefixCache
+from radix.errors import CapacityError
+from radix.events import RequestState
+from radix.request import Request
+from radix.tier import Slots
+from tests.refmodel import VOCAB, Array, Kind, Model, Paged
+from tiers.device import DeviceTier
+from tiers.disk import DiskTier
+from tiers.host import HostTier
+
+STATE = "memory"
+SEGMENT = 4096
+PATIENCE = 400  # turns of the loop in which nothing moves
+
+
+@dataclass(frozen=True)
+class World:
+    """What one seed decides before the first request."""
+
+    seed: int
+    model: Model
+    device_blocks: dict[str, int]
+    host_bytes: int
+    payload: str
+    chunk: int  # tokens that one forward computes at most
+    chunked: bool  # whether requests reserve chunk by chunk
+    boundaries: bool
+    drafts: bool
+    fences: bool
+
+    @classmethod
+    def draw(cls, seed: int) -> World:
+        """The world of a seed."""
+        rng = random.Random(seed)
+        page = (1, 2, 4)[seed % 3]
+        near, far = rng.sample((1, page, page + 1, 2 * page + 1, 3 * page, 5 * page), 2)
+        kinds = [
+            Kind("full", layers=rng.randint(1, 2), grid=rng.choice((None, None, 2 * page))),
+            Kind("near", "window", near),
+            Kind(STATE, "state", grid=rng.choice((page, 2 * page, 3, 5 if page < 4 else 3))),
+            Kind("far", "window", far, grid=rng.choice((None, None, 2 * page))),
+        ]
+        if rng.random() < 0.3:
+            kinds.append(Kind("local", "chunked", 3 * page))
+        pages = {1: rng.randint(52, 64), 2: rng.randint(40, 52), 4: rng.randint(26, 34)}[page]
+        blocks = {
+            kind.name: pages * page // kind.block_tokens(page) + 1 for kind in kinds if kind.rule
+        }
+        blocks[STATE] = rng.randint(10, 16)
+        return cls(
+            seed=seed,
+            model=Model(tuple(kinds), page, seed),
+            device_blocks=blocks,
+            host_bytes=rng.randint(24, 64) * SEGMENT,
+            payload=rng.choice(("slab", "lmdb")),
+            chunk=rng.randint(page, 4 * page + 3),
+            chunked=rng.random() < 0.5,
+            boundaries=rng.random() < 0.5,
+            drafts=rng.random() < 0.6,
+            fences=rng.random() < 0.5,
+        )
+
+    @property
+    def page(self) -> int:
+        """Tokens a page."""
+        return self.model.page_tokens
+
+    @property
+    def grid(self) -> int:
+        """Tokens between two places where all groups can be hit."""
+        return lcm(self.page, *(kind.block_tokens(self.page) for kind in self.model.kinds))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that fits the device alone."""
+        return (self.device_blocks["full"] - 1) * self._kind("full").block_tokens(self.page)
+
+    def _kind(self, name: str) -> Kind:
+        return next(kind for kind in self.model.kinds if kind.name == name)
+
+
+@dataclass
+class Served:
+    """What a run counted, in tokens: of prompts, of hits by what they came from."""
+
+    requests: int = 0
+    talks: int = 0
+    prompt: int = 0
+    hit: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Served) -> None:
+        """Takes another run's counts too."""
+        self.requests += other.requests
+        self.talks += other.talks
+        self.prompt += other.prompt
+        self.hit += other.hit
+        self.sources += other.sources
+
+
+def choose(logits: Array, salt: int, position: int) -> int:
+    """The token sampled at ``position``: the same wherever the same logits are."""
+    noise = np.random.default_rng((salt, position)).gumbel(size=VOCAB)
+    return int(np.argmax(logits + noise))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request as its client sends it, and what the model answers without a cache."""
+
+    prompt: list[int]
+    new: int
+    salt: int
+    system: int  # tokens of the system prompt
+    tokens: list[int]  # prompt and answer
+    logits: Array  # behind each of them but the last
+
+    @classmethod
+    def of(cls, model: Model, prompt: list[int], new: int, salt: int, system: int) -> Ask:
+        """Runs the model without a cache."""
+        plain, logits, tokens = model.plain(), [], list(prompt)
+        for token in prompt:
+            logits.append(plain.feed(token))
+        for count in range(new):
+            tokens.append(choose(logits[-1], salt, len(tokens)))
+            if count < new - 1:
+                logits.append(plain.feed(tokens[-1]))
+        return cls(prompt, new, salt, system, tokens, np.array(logits))
+
+
+@dataclass
+class Talk:
+    """A conversation: its system prompt, and every sequence that ended in an answer."""
+
+    system: list[int]
+    ends: list[list[int]] = field(default_factory=list)
+    busy: int = 0  # requests that are not answered yet
+
+
+class Retracted(Exception):
+    """Thrown into a request that must give its room to an older one."""
+
+
+class Engine:
+    """The engine over one cache: ``start`` requests, ``turn`` until they are ``idle``."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.served = Served()
+        self.rng = random.Random(world.seed + 1)
+        self.forks: set[tuple[int, ...]] = set()  # where a branch left its checkpoint
+        self.drafted: list[tuple[list[int], range]] = []  # sequences with accepted drafts
+        self._step = 0
+        self._live: list[Iterator[bool]] = []
+        self.open()
+
+    def open(self) -> None:
+        """Opens device, host and disk; what the disk kept is there again."""
+        world = self.world
+        tensors = {
+            kind.name: kind.tensors(world.page, world.device_blocks[kind.name])
+            for kind in world.model.kinds
+        }
+        self.paged = Paged(world.model, tensors)
+        self.cache = PrefixCache(
+            world.model.groups(),
+            [
+                DeviceTier(tensors, device="cpu"),
+                HostTier(world.host_bytes, segment_bytes=SEGMENT, verify=True),
+                DiskTier(
+                    self.folder / "disk",
+                    limit_bytes=4 << 20,
+                    payload=world.payload,
+                    segment_bytes=1 << 16,
+                ),
+            ],
+            page_tokens=world.page,
+        )
+
+    def close(self) -> None:
+        """Makes durable what can be, and closes."""
+        self.cache.flush()
+        self.cache.check()
+        self.cache.close()
+
+    # ------------------------------------------------------------ the loop
+    @property
+    def idle(self) -> int:
+        """Requests that could run beside those that do."""
+        return 3 - len(self._live)
+
+    def start(self, talk: Talk, ask: Ask) -> None:
+        """Begins to serve a request; its answer then belongs to the conversation."""
+        talk.busy += 1
+        self._live.append(self._serve(talk, ask))
+
+    def turn(self) -> None:
+        """Lets one request go on. Where none can it waits for the tiers, then retracts one."""
+        order = self.rng.sample(self._live, len(self._live))
+        for one in order:
+            if self._resume(one):
+                self._quiet = 0
+                self.cache.poll()
+                return
+        self._quiet += 1
+        self.cache.wait(0.02)
+        self.cache.poll()
+        if self._quiet > PATIENCE:
+            raise AssertionError("no request goes on")
+        if self._quiet % 20 == 19 and len(self._live) > 1:
+            self._live[-1].throw(Retracted())
+
+    _quiet = 0
+
+    def _resume(self, one: Iterator[bool]) -> bool:
+        try:
+            return next(one)
+        except StopIteration:
+            self._live.remove(one)
+            self.cache.check()
+            return True
+
+    def drain(self) -> None:
+        """Serves what is live to its end, until every transfer and request is over."""
+        while self._live:
+            self.turn()
+        self._pass()
+        self.cache.flush()
+        self.cache.check()
+
+    def _pass(self) -> None:
+        """The kernels of this step are done."""
+        self.cache.passed(self._step)
+        self._step += 1
+
+    def _fence(self) -> int | None:
+        return self._step if self.world.fences else None
+
+    # ------------------------------------------------------------ one request
+    def _serve(self, talk: Talk, ask: Ask) -> Iterator[bool]:
+        """Yields whether it went on."""
+        self.served.requests += 1
+        while True:
+            request = self._admit(ask)
+            if request is None:
+                yield False
+                continue
+            try:
+                yield from self._answer(request, ask)
+                break
+            except Retracted:
+                request.abort()
+                yield False
+        talk.busy -= 1
+        talk.ends.append(ask.tokens)
+
+    def _admit(self, ask: Ask) -> Request | None:
+        try:
+            return self.cache.admit(
+                ask.prompt,
+                new_tokens=ask.new,
+                chunk_tokens=self.world.chunk if self.world.chunked else None,
+                boundaries=(ask.system,) if self.world.boundaries else (),
+            )
+        except CapacityError:
+            return None
+
+    def _answer(self, request: Request, ask: Ask) -> Iterator[bool]:
+        while request.state is RequestState.LOADING:
+            yield False
+        self._count(request, ask)
+        position = request.hit_tokens
+        while position < len(ask.tokens) - 1:
+            count = max(1, min(self.world.chunk, len(ask.prompt) - position))
+            while not self._prepared(request, count):
+                yield False
+            position = self._compute(request, ask, position, count)
+            if len(request) == position:  # sampled, as the logits were found equal
+                request.append([ask.tokens[position]])
+            yield True
+        request.finish(fence=self._fence())
+        self._pass()
+
+    def _prepared(self, request: Request, count: int) -> bool:
+        if not self.world.chunked:
+            return True
+        try:
+            request.prepare(count)
+        except CapacityError:
+            return False
+        return True
+
+    def _compute(self, request: Request, ask: Ask, start: int, count: int) -> int:
+        """One forward of ``count`` tokens, cut where the cache asks for it."""
+        end, at = start + count, start
+        for stop in request.cuts(count):
+            assert at < stop <= end, f"cut {stop} of [{start}, {end})"
+            self._forward(request, ask, at, stop)
+            request.snapshot(stop)
+            self._note(request, ask, stop)
+            at = stop
+        if at < end:
+            self._forward(request, ask, at, end)
+        request.computed(end, fence=self._fence(), reuse=self._fence())
+        self._pass()
+        return end
+
+    def _forward(self, request: Request, ask: Ask, start: int, end: int) -> None:
+        tokens = request.tokens()[start:end].tolist()
+        logits = self.paged.forward(tokens, start, self._tables(request), self._states(request))
+        self._compare(ask, start, logits)
+
+    def _compare(self, ask: Ask, start: int, logits: Array) -> None:
+        """The same logits, and so the same tokens, as without a cache."""
+        end = start + len(logits)
+        off = np.abs(logits - ask.logits[start:end]).max()
+        assert off <= 1e-9, f"logits of tokens {start} to {end} are off by {off}"
+        for position in range(max(start + 1, len(ask.prompt)), end + 1):
+            token = choose(logits[position - 1 - start], ask.salt, position)
+            assert token == ask.tokens[position], f"another token at {position}"
+
+    def _tables(self, request: Request) -> dict[str, Slots]:
+        return {
+            kind.name: request.slots(number)
+            for number, kind in enumerate(self.world.model.kinds)
+            if kind.rule != "state"
+        }
+
+    def _states(self, request: Request) -> dict[str, int]:
+        return {
+            kind.name: request.state(number)
+            for number, kind in enumerate(self.world.model.kinds)
+            if kind.rule == "state"
+        }
+
+    # ------------------------------------------------------------ what served
+    def _note(self, request: Request, ask: Ask, stop: int) -> None:
+        """Remembers a checkpoint that stands there because prompts part."""
+        if 0 < stop <= request.branch_tokens < stop + self.world.grid:
+            self.forks.add(tuple(ask.tokens[:stop]))
+
+    def _count(self, request: Request, ask: Ask) -> None:
+        served, hit = self.served, request.hit_tokens
+        served.prompt += len(ask.prompt)
+        served.hit += hit
+        served.sources.update(request.sources)
+        if tuple(ask.prompt[:hit]) in self.forks:
+            served.sources["branch checkpoint"] += hit
+        for kind, table in zip(self.world.model.kinds, map(request.slots, range(9)), strict=False):
+            if kind.rule == "window" and hit:
+                blocks = table[: hit // kind.block_tokens(self.world.page)]
+                served.sources["window"] += hit if (blocks < 0).any() else 0
+        for tokens, span in self.drafted:
+            if hit >= span.stop and ask.prompt[: span.stop] == tokens[: span.stop]:
+                served.sources["accepted draft"] += len(span)
+
+
+class Clients:
+    """Conversations of one seed: they go on, branch, ask again."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world, self.rng = world, rng
+        self.talks: list[Talk] = []
+
+    def _some(self, low: int, high: int) -> list[int]:
+        return [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(low, high))]
+
+    def _begin(self) -> Talk:
+        world, rng = self.world, self.rng
+        if self.talks and rng.random() < 0.6:
+            system = rng.choice(self.talks).system
+        else:
+            system = self._some(world.grid, 2 * world.grid + world.page)
+        self.talks.append(Talk(system))
+        return self.talks[-1]
+
+    def ask(self) -> tuple[Talk, Ask]:
+        """The next request, and the conversation that its answer belongs to."""
+        world, rng, page = self.world, self.rng, self.world.page
+        if len(self.talks) < 3 or rng.random() < 0.08:
+            talk = self._begin()
+        else:
+            talk = min(self.talks[-4:], key=lambda one: (one.busy, rng.random()))
+        more, new = self._some(2, 2 * page + 4), rng.randint(4, 12)
+        past = talk.system
+        if talk.ends:
+            kind = rng.choices(("go on", "branch", "inside", "again"), (60, 20, 10, 10))[0]
+            past = talk.ends[-1] if kind == "go on" else rng.choice(talk.ends)
+            if kind == "inside":
+                past = past[: rng.randint(len(talk.system), len(past))]
+            elif kind == "again":
+                past, more = past[: -rng.randint(1, 4)], []
+        if len(past) + len(more) + new > world.longest:
+            past = talk.system
+            more = more or [1]
+        return talk, Ask.of(
+            world.model, [*past, *more], new, rng.randrange(1 << 16), len(talk.system)
+        )
+
+
+def run(seed: int, folder: Path, requests: int = 14) -> Served:
+    """Serves the conversations of one seed, with a restart on the way; what served them."""
+    world = World.draw(seed)
+    clients = Clients(world, random.Random(seed + 2))
+    engine = Engine(world, folder)
+    for number in range(requests):
+        talk, ask = clients.ask()
+        engine.start(talk, ask)
+        while not engine.idle:
+            engine.turn()
+        for _ in range(engine.rng.randint(0, 20)):
+            if engine.idle < 3:
+                engine.turn()
+        if number == requests // 2:
+            engine.drain()
+            engine.close()
+            engine.open()
+    engine.drain()
+    engine.close()
+    engine.served.talks = len(clients.talks)
+    return engine.served
