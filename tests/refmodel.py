@@ -300,12 +300,14 @@ class Paged:
         history: Mapping[str, Rows],
         fresh: Mapping[str, Rows],
         before: Mapping[str, Sequence[State]],
+        twins: Mapping[str, tuple[Rows, Rows]] | None = None,
     ) -> tuple[Array, list[dict[str, list[State]]]]:
         """A tree of tokens behind position ``start``: logits and states behind each of them.
 
         ``parents[i]`` < i: the token before token i, -1 the last of the history. ``history``: the
         rows of the positions before ``start``; ``fresh``: the rows that the tokens' own keys and
-        values are written to; ``before``: the states at ``start``, which stay as they are.
+        values are written to; ``twins``: tokens, and more rows that theirs are written to as well;
+        ``before``: the states at ``start``, which stay as they are.
         """
         model, paths = self.model, _paths(parents)
         positions = [start + len(path) - 1 for path in paths]
@@ -321,8 +323,9 @@ class Paged:
                     outs[i], state = _recur(weights, h[i], states[layer])
                     after[i][kind.name].append(state)
             else:
-                every = (history[kind.name], fresh[kind.name])
-                outs = self._attend(kind, layer, weights, h, every, paths, start)
+                nodes, more = (twins or {}).get(kind.name, (_NONE, _NONE))
+                place = _Place(history[kind.name], fresh[kind.name], nodes, more, start)
+                outs = self._attend(kind, layer, weights, h, place, paths)
             x = x + _times(outs, weights["out"])
         return _times(_norm(x), model.output), after
 
@@ -332,15 +335,15 @@ class Paged:
         layer: int,
         weights: Layer,
         h: Array,
-        rows: tuple[Rows, Rows],
+        place: _Place,
         paths: Sequence[list[int]],
-        start: int,
     ) -> Array:
-        history, fresh = rows
+        history, fresh, start = place.history, place.fresh, place.start
         keys, values = self._parts(kind, layer)
         assert (fresh >= 0).all(), f"{kind.name}: no slot to write to, from position {start}"
-        keys[fresh] = _single(_times(h, weights["key"]))
-        values[fresh] = _times(h, weights["value"])
+        key, value = _single(_times(h, weights["key"])), _times(h, weights["value"])
+        keys[fresh], values[fresh] = key, value
+        keys[place.twin_rows], values[place.twin_rows] = key[place.twins], value[place.twins]
         outs = np.empty((len(h), HEAD))
         for i, path in enumerate(paths):
             position = start + len(path) - 1
@@ -355,6 +358,20 @@ class Paged:
                 values[seen].astype(np.float64),
             )
         return outs
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Rows of one group: of what stands before ``start``, of new tokens, of twins of some."""
+
+    history: Rows
+    fresh: Rows
+    twins: Rows
+    twin_rows: Rows
+    start: int
+
+
+_NONE = np.empty(0, np.int64)
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:
