@@ -1,10 +1,9 @@
 """Namespaces and page keys are the same bytes for ever and everywhere: what one process stores
-another finds, whatever its hash seed (C26), and no two namespaces encode alike (C27, C28, C30).
+another finds, whatever its hash seed (C26).
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -14,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
 
 from radix.keys import Namespace, page_keys, root_key
 
@@ -27,8 +24,9 @@ import json, sys
 from radix.keys import Namespace, page_keys, root_key
 for vector in json.load(sys.stdin):
     fields = vector["namespace"]
-    raw = {name: bytes.fromhex(fields[name]) for name in ("layout", "salt", "content")}
-    space = Namespace(fields["model"], fields["adapter"], **raw)
+    for name in ("layout", "salt", "content"):
+        fields[name] = bytes.fromhex(fields[name])
+    space = Namespace(**fields)
     key = root_key(space.canonical())
     pages = page_keys(key, vector["tokens"], vector["page_tokens"])
     print(space.canonical().hex(), key.hex(), pages.tobytes().hex())
@@ -37,20 +35,16 @@ for vector in json.load(sys.stdin):
 
 def namespace(vector: dict[str, dict[str, str]]) -> Namespace:
     """The namespace of a vector."""
-    fields = vector["namespace"]
-    return Namespace(
-        fields["model"],
-        fields["adapter"],
-        bytes.fromhex(fields["layout"]),
-        bytes.fromhex(fields["salt"]),
-        bytes.fromhex(fields["content"]),
-    )
+    fields = dict(vector["namespace"])
+    raw = {name: bytes.fromhex(fields.pop(name)) for name in ("layout", "salt", "content")}
+    return Namespace(**fields, **raw)
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=IDS)
 def test_encoding_and_keys_equal_the_golden_vectors(vector: dict[str, object]) -> None:
     space = namespace(vector)
     assert space.canonical().hex() == vector["canonical"]
+    assert Namespace.parse(space.canonical()) == space
     assert root_key(space.canonical()).hex() == vector["root_key"]
     keys = page_keys(root_key(space.canonical()), vector["tokens"], vector["page_tokens"])
     assert [row.tobytes().hex() for row in keys] == vector["page_keys"]
@@ -83,37 +77,3 @@ def test_page_keys_are_the_public_hash_chained() -> None:
         key = xxhash.xxh3_128_digest(key + tokens[start : start + 12].astype("<i4").tobytes())
         expected.append(key)
     assert [row.tobytes() for row in page_keys(parent, tokens, 12)] == expected
-
-
-texts = st.text(alphabet="ab\0M", max_size=3)
-blobs = st.binary(max_size=3) | st.sampled_from([b"M\0\0\0\1a", b"C\0\0\0\0", b"\0"])
-spaces = st.builds(Namespace, texts, texts, blobs, blobs, blobs)
-
-
-@given(spaces, spaces)
-def test_no_two_namespaces_encode_alike(one: Namespace, other: Namespace) -> None:
-    """C27 (sglang#24638), C28 (vllm#45549): fields were joined, so one could pass for another."""
-    assert (one.canonical() == other.canonical()) == (one == other)
-
-
-def test_moving_a_value_to_another_field_changes_the_key() -> None:
-    """C27: a caller's own key that equals an adapter's id hits nothing."""
-    value = "h"
-    spaces = [
-        Namespace(model=value),
-        Namespace(adapter=value),
-        Namespace(layout=value.encode()),
-        Namespace(salt=value.encode()),
-        Namespace(content=value.encode()),
-    ]
-    for one, other in itertools.combinations(spaces, 2):
-        assert root_key(one.canonical()) != root_key(other.canonical())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("salt", 3), ("model", b"m"), ("layout", "text"), ("content", None)]
-)
-def test_namespace_of_a_wrong_type_is_refused_by_name(field: str, value: object) -> None:
-    """A number became so many zero bytes, so that tenants 3 and b'\\0\\0\\0' shared state."""
-    with pytest.raises(TypeError, match=f"{field} must be"):
-        Namespace(**{field: value})
