@@ -7,6 +7,7 @@ stored or removed twice, and replaying it into a dictionary gives what is reside
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,4 +96,18 @@ class TierEvent:
     mode: str
 
 
-Event = RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | KeysDone | TierEvent
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """An interval of the engine's own, a draft, a verification, an all-gather: ``name`` lasted
+    over [start, end] of the cache's clock; ``args``: what the engine wants to see beside it.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    args: Mapping[str, int | float | str]
+
+
+Event = (
+    RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | KeysDone | TierEvent | SpanEvent
+)

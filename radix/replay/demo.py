@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from radix.events import Event, RequestEvent, RequestState, TransferEvent
+from radix.events import Event, RequestEvent, RequestState
 from radix.keys import Tokens
 from radix.replay.history import History
 from radix.replay.interrupt import Interrupt, deferred_interrupt
@@ -240,15 +240,8 @@ class _Tracks:
 
     def hear(self, event: Event) -> None:
         """Record the span that this event ends, if it does."""
-        if isinstance(event, TransferEvent):
-            self._timeline.span(
-                f"transfers/{event.source} to {event.target}",
-                f"{event.good} blocks",
-                event.start_ns,
-                event.end_ns,
-                bytes=event.nbytes,
-            )
-        elif isinstance(event, RequestEvent) and event.request in self.made:
+        self._timeline.hear(event)
+        if isinstance(event, RequestEvent) and event.request in self.made:
             made = self.made[event.request]
             before = self._since.pop(event.request, None)
             if before is not None:

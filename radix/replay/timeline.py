@@ -1,9 +1,9 @@
 """Record what happened when, as Chrome trace events that Perfetto and chrome://tracing open.
 
 A timeline holds spans, instants and counters on named tracks (request states, transfers by
-direction, whatever an engine adds), all on the one clock that it was given. Kept here: every event
-lies on that clock, counted from the timeline's start; spans that overlap on a track are laid out
-beside each other, so that no viewer has to guess; the number of events is bounded, and how many
+direction, an engine's own intervals), all on the one clock that it was given. Kept here: every
+event lies on that clock, counted from the timeline's start; spans that overlap on a track are laid
+out beside each other, so that no viewer has to guess; the number of events is bounded, and how many
 were dropped is written too.
 """
 
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from radix.events import Event, SpanEvent, TransferEvent
 from radix.replay.output import draft_of
 
 Value: TypeAlias = int | float | str
 MAX_EVENTS = 1_000_000
+ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class _Point:
 class Timeline:
     """A recorder of spans, instants and counters.
 
-    Record: `measure`, `span`, `instant`, `counter`. Time: `now_ns`. Result: `write`, `dropped`.
+    Record: `measure`, `span`, `instant`, `counter`, `hear` for what a cache tells. Time: `now_ns`.
+    Result: `write`, `dropped`.
     A track is named "process/thread", for instance "transfers/device to host"; without a slash the
     process is the whole name.
     """
@@ -68,10 +71,7 @@ class Timeline:
         Raises:
             ValueError: the end lies before the start.
         """
-        if end_ns < start_ns:
-            raise ValueError(f"end_ns {end_ns} lies before start_ns {start_ns}")
-        if self._take():
-            self._spans.setdefault(track, []).append(_Span(start_ns, end_ns, name, values))
+        self._record(track, _Span(start_ns, end_ns, name, values))
 
     @contextmanager
     def measure(self, track: str, name: str, **values: Value) -> Iterator[None]:
@@ -81,6 +81,23 @@ class Timeline:
             yield
         finally:
             self.span(track, name, start_ns, self.now_ns(), **values)
+
+    def hear(self, event: Event) -> None:
+        """Record the interval of a transfer or of the engine's own, `cache.span`, on its track.
+
+        The cache's clock must be `now_ns`. Other events have no interval of their own: nothing is
+        recorded. Cost: O(1).
+        """
+        if isinstance(event, TransferEvent):
+            self.span(
+                f"transfers/{event.source} to {event.target}",
+                f"{event.good} blocks",
+                event.start_ns,
+                event.end_ns,
+                bytes=event.nbytes,
+            )
+        elif isinstance(event, SpanEvent):
+            self._record(ENGINE, _Span(event.start_ns, event.end_ns, event.name, event.args))
 
     def instant(self, track: str, name: str, at_ns: int | None = None, **values: Value) -> None:
         """Record that `name` happened at `at_ns` (now if left out). Cost: O(1)."""
@@ -107,6 +124,12 @@ class Timeline:
                 file.write(separator + json.dumps(event, separators=(",", ":")))
                 separator = ",\n"
             file.write("\n]}\n")
+
+    def _record(self, track: str, span: _Span) -> None:
+        if span.end_ns < span.start_ns:
+            raise ValueError(f"end_ns {span.end_ns} lies before start_ns {span.start_ns}")
+        if self._take():
+            self._spans.setdefault(track, []).append(span)
 
     def _point(
         self, track: str, phase: str, name: str, at_ns: int | None, values: Mapping[str, Value]
