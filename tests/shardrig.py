@@ -166,3 +166,15 @@ def copy(target: Planes, targets: np.ndarray, source: Planes, sources: np.ndarra
     )
     assert status == lib.RDX_OK, status
     return int(source["bytes"].sum()) * len(sources)
+
+
+def checksums(planes: Planes, slots: np.ndarray) -> np.ndarray:
+    """xxh3-64 of each of these slots, over its planes in order."""
+    out = np.empty(len(slots), np.uint64)
+    status = lib.rdx_checksum_blocks(
+        *(ffi.from_buffer("rdx_plane[]", planes), len(planes)),
+        *(ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots, np.int32)), len(slots)),
+        ffi.from_buffer("uint64_t[]", out),
+    )
+    assert status == lib.RDX_OK, status
+    return out

@@ -16,11 +16,12 @@ import torch
 from radix.buffers import PLANE, Planes, buffer_planes, cut_planes
 from radix.errors import LayoutMismatchError
 from radix.groups import Group
-from radix.layout import Layout, Part
+from radix.layout import Part
 from radix.shards import Parallelism, Shards
 from tests.shardrig import (
     DEGREES,
     Rank,
+    checksums,
     copy,
     every_group,
     group,
@@ -29,7 +30,6 @@ from tests.shardrig import (
     same,
     whole_state,
 )
-from tiers.copies import checksums
 from tiers.device_buffers import buffer_of
 from tiers.host import HostTier
 
