@@ -154,6 +154,11 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(*ends)
 
 
+def flip(tensor: torch.Tensor, *index: int) -> None:
+    """Changes one bit of one bfloat16 element, whatever it is."""
+    tensor.view(torch.int16)[index] ^= 1
+
+
 def copy(target: Planes, targets: np.ndarray, source: Planes, sources: np.ndarray) -> int:
     """One native copy between planes; the bytes that it moved."""
     slots = [
