@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from radix import __version__
 from radix.errors import CacheError
 from radix.replay.chains import Chains, encode_chains
+from radix.replay.checkpoints import parse_checkpoints
+from radix.replay.model_files import model_of
+from radix.replay.models import PRESETS
 from radix.replay.optimal import next_uses
 from radix.replay.options import (
     ONLINE_POLICIES,
     OPTIMAL,
     OptionError,
+    parse_budgets,
     parse_capacities,
     parse_policies,
     parse_positive,
@@ -40,6 +44,8 @@ EXIT_CHECK_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 DEFAULT_CAPACITY = "1%,5%,10%,20%,50%"
+DEFAULT_BUDGET = "1%,5%,20%"
+DEFAULT_CHECKPOINTS = "branch+turn,dense"
 DEFAULT_BLOCK_BYTES = 65536
 DEFAULT_REPORT = "demo-report"
 
@@ -59,8 +65,18 @@ examples:
   radix replay trace.jsonl.gz --capacity 18279,5% --policy lru --json out.json --plot hits.png
   zcat trace.jsonl.gz | radix replay - --capacity 10% --json -
   radix replay trace.jsonl.gz --tiers device=2000,host=8000,disk=64000 --data ./cache --verify
+  radix replay trace.jsonl.gz --model Qwen3-Next-80B-A3B --budget-bytes 1%,64GiB \\
+      --checkpoints branch+turn,dense,every=2048 --json out.json --plot hits.png
 
 exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted
+"""
+_MODEL_HELP = """\
+Count tokens through all groups of a model (attention, windows, recurrent states) under one budget
+of bytes that they share; the oldest block over all groups makes room. Each id of a block trace
+stands for --page-tokens tokens (512). A percentage of --budget-bytes is of the full footprint: the
+bytes that the replay with the first policy of --checkpoints holds at its end when nothing is ever
+evicted, over all groups (every whole block of prompts and known outputs, and the windows and states
+that this policy keeps). All policies get the same bytes.
 """
 _DEMO_HELP = """\
 Run a made-up mix of chats, agents and a batch scan through device, host and disk with real bytes,
@@ -149,7 +165,8 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     replay.add_argument(
         "--page-tokens",
         metavar="N",
-        help=f"tokens a page, for token traces ({DEFAULT_PAGE_TOKENS}); only full pages count",
+        help=f"tokens a page, for token traces ({DEFAULT_PAGE_TOKENS}); only full pages count; "
+        "with --model also tokens a block, for block traces (512)",
     )
     index = replay.add_argument_group("counting only (the default)")
     index.add_argument(
@@ -163,6 +180,7 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="eviction policies: lru, and optimal, which knows the future (lru,optimal)",
     )
+    _add_model_arguments(replay)
     tiered = replay.add_argument_group("with real bytes")
     tiered.add_argument(
         "--tiers",
@@ -180,6 +198,27 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_model_arguments(replay: argparse.ArgumentParser) -> None:
+    model = replay.add_argument_group("counting the groups of a model", _MODEL_HELP)
+    model.add_argument(
+        "--model",
+        metavar="NAME|FILE.toml",
+        help=f"{', '.join(PRESETS)}, or a file as in docs/model-file.md",
+    )
+    model.add_argument(
+        "--budget-bytes",
+        metavar="N%,SIZE,...",
+        help="bytes for all groups together: 4GiB, or %% of the full footprint "
+        f"({DEFAULT_BUDGET.replace('%', '%%')})",
+    )
+    model.add_argument(
+        "--checkpoints",
+        metavar="POLICY,...",
+        help="where states and windows are kept: branch+turn, dense (every page), every=N tokens, "
+        f"or other sums of these ({DEFAULT_CHECKPOINTS})",
+    )
+
+
 def _replay(options: argparse.Namespace) -> int:
     _check_combination(options)
     for option in ("json", "plot"):
@@ -187,6 +226,8 @@ def _replay(options: argparse.Namespace) -> int:
     page_tokens = parse_positive("--page-tokens", options.page_tokens or str(DEFAULT_PAGE_TOKENS))
     if options.tiers is not None:
         return _replay_bytes(options, page_tokens)
+    if options.model is not None:
+        return _replay_model(options, page_tokens)
     return _replay_index(options, page_tokens)
 
 
@@ -229,6 +270,28 @@ def _index_runs(
             from radix.replay.index import replay_index
 
             yield replay_index(trace, chains, capacity, policy, progress)
+
+
+def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
+    from radix.replay.grouped import BLOCK_TOKENS, model_report
+
+    model = model_of(options.model)
+    budgets = parse_budgets(options.budget_bytes or DEFAULT_BUDGET)
+    policies = parse_checkpoints(options.checkpoints or DEFAULT_CHECKPOINTS)
+    block_tokens = page_tokens if options.page_tokens is not None else BLOCK_TOKENS
+    trace = read_trace(options.trace, page_tokens)
+    with shown_progress() as progress:
+        report = model_report(trace, model, block_tokens, budgets, policies, progress)
+    if options.plot is not None:
+        from radix.replay.plots import plot_hit_tokens_by_budget
+
+        plot_hit_tokens_by_budget(report, options.plot)
+    from radix.replay.tables import model_table
+
+    _show(options.json, model_table(report))
+    if options.json is not None:
+        write_json(options.json, report.as_json())
+    return EXIT_DONE
 
 
 def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
@@ -283,12 +346,20 @@ def _check_combination(options: argparse.Namespace) -> None:
         "--data": options.data,
         "--verify": options.verify or None,
     }
-    excluded, why = (
-        (tiered, "needs --tiers") if options.tiers is None else (counting, "cannot go with --tiers")
-    )
-    for option, value in excluded.items():
-        if value is not None:
-            raise OptionError(option, why)
+    modelled = {"--budget-bytes": options.budget_bytes, "--checkpoints": options.checkpoints}
+    excluded = []
+    if options.tiers is None:
+        excluded.append((tiered, "needs --tiers"))
+    else:
+        excluded.append((counting | {"--model": options.model}, "cannot go with --tiers"))
+    if options.model is None:
+        excluded.append((modelled, "needs --model"))
+    else:
+        excluded.append((counting, "cannot go with --model"))
+    for given, why in excluded:
+        for option, value in given.items():
+            if value is not None:
+                raise OptionError(option, why)
 
 
 def _check_target(option: str, target: str | None) -> None:

@@ -1,4 +1,5 @@
-"""What people type after `radix replay`: capacities, policies and tiers, checked before any work.
+"""What people type after `radix replay`: capacities, budgets, policies and tiers, checked before
+any work.
 
 Kept here: an option is refused with an `OptionError` that names it and says what was expected;
 sizes that are accepted are exact (a percentage is worked out in integers, never in floating point).
@@ -21,6 +22,9 @@ TIERS = ("device", "host", "disk")
 CAPACITY_LIMIT = 1 << 31
 _COUNT = re.compile(r"[0-9]{1,12}")
 _PERCENT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)%")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,12})?) ?(B|[kK]B|[MGTP]B|[KMGTP]iB)?")
+# A budget has to be counted in 64 bits, and a replay without a limit takes one that none reaches.
+BUDGET_LIMIT_BYTES = 1 << 62
 
 
 class OptionError(CacheError, ValueError):
@@ -60,6 +64,33 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget as typed: `amount` bytes, or `amount` percent of a replay's full footprint."""
+
+    text: str
+    amount: Fraction
+    percent: bool
+
+    def bytes(self, footprint_bytes: int) -> int:
+        """Return the budget in bytes: floor(footprint x N / 100) for N percent.
+
+        >>> [budget.bytes(1000) for budget in parse_budgets("4KiB,1.5MB,0.25%")]
+        [4096, 1500000, 2]
+
+        Raises:
+            OptionError: it comes to no byte, or to 2^62 and more.
+        """
+        amount = self.amount * footprint_bytes / 100 if self.percent else self.amount
+        count = amount.numerator // amount.denominator
+        origin = f"{self.text} of {footprint_bytes} bytes" if self.percent else self.text
+        if count < 1:
+            raise OptionError("--budget-bytes", f"{origin} is no byte; give at least 1")
+        if count >= BUDGET_LIMIT_BYTES:
+            raise OptionError("--budget-bytes", f"{origin} is too large; the limit is 4096 PiB")
+        return count
+
+
+@dataclass(frozen=True, slots=True)
 class TierSizes:
     """Blocks a tier, from the fastest down; 0 where a replay goes without that tier."""
 
@@ -85,6 +116,37 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
             capacity.blocks(0)
         capacities.append(capacity)
     return tuple(capacities)
+
+
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """Parse "1%,4GiB" into budgets, in the order given.
+
+    Raises:
+        OptionError: an entry is neither a size nor a percentage, or is a size of 0.
+    """
+    budgets = []
+    for entry in (part.strip() for part in text.split(",")):
+        percent, size = _PERCENT.fullmatch(entry), _SIZE.fullmatch(entry)
+        if percent is not None:
+            budgets.append(Budget(entry, Fraction(percent[1]), True))
+        elif size is not None:
+            budget = Budget(entry, Fraction(size[1]) * _unit_bytes(size[2] or "B"), False)
+            budget.bytes(0)
+            budgets.append(budget)
+        else:
+            what = f"{entry!r} is neither a size such as 4GiB nor a percentage such as 5%"
+            raise OptionError("--budget-bytes", what)
+    return tuple(budgets)
+
+
+def _unit_bytes(unit: str) -> int:
+    """Bytes of a unit: powers of 1024 with an i, of 1000 without.
+
+    >>> _unit_bytes("MiB"), _unit_bytes("MB")
+    (1048576, 1000000)
+    """
+    base = 1024 if "i" in unit else 1000
+    return int(base ** (1 + "KMGTP".index(unit[0].upper()) if len(unit) > 1 else 0))
 
 
 def parse_policies(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
+    EngFormatter,
     FuncFormatter,
     MultipleLocator,
     NullFormatter,
@@ -27,13 +28,14 @@ from matplotlib.ticker import (
 
 from radix.replay.history import History
 from radix.replay.output import draft_of
-from radix.replay.report import IndexReport
+from radix.replay.report import IndexReport, ModelReport
 
 TIER_COLOURS = {"device": "#1b6ca8", "host": "#e08e1a", "disk": "#5a8f29"}
 POLICY_COLOURS = {"lru": "#1b6ca8", "optimal": "#c0392b"}
+CHECKPOINT_COLOURS = {"branch+turn": "#1b6ca8", "dense": "#c0392b"}
 _OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
 _WINDOWS = 48
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
@@ -67,6 +69,47 @@ def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
     axes.set_xlabel("capacity (blocks, logarithmic)")
     axes.set_ylabel("blocks hit (% of all blocks)")
     _percent_axis(axes)
+    _save(figure, axes, path)
+
+
+def plot_hit_tokens_by_budget(report: ModelReport, path: str | Path) -> None:
+    """Draw the tokens hit against the budget, a curve for each checkpoint policy.
+
+    Cost: about 0.2 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, axes = _figure(f"Tokens hit by budget: {report.model}, {Path(report.trace).name}")
+    axes.axhline(
+        report.footprint_hit_tokens,
+        color="#999999",
+        linestyle=":",
+        label=f"unlimited, {report.footprint_checkpoints}",
+    )
+    for number, policy in enumerate(dict.fromkeys(run.checkpoints for run in report.runs)):
+        runs = sorted(
+            (run for run in report.runs if run.checkpoints == policy),
+            key=lambda run: run.budget_bytes,
+        )
+        axes.plot(
+            [run.budget_bytes for run in runs],
+            [run.hit_tokens for run in runs],
+            marker="o",
+            color=_colour(CHECKPOINT_COLOURS, policy, number),
+            label=policy,
+        )
+    budgets = sorted({run.budget_bytes for run in report.runs})
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(budgets, [_bytes(budget, 0) for budget in budgets], rotation=20)
+    axes.set_xlabel("budget of all groups (bytes, logarithmic)")
+    axes.set_ylabel("tokens hit")
+    axes.set_ylim(
+        0, 1.05 * max(1, report.footprint_hit_tokens, *(r.hit_tokens for r in report.runs))
+    )
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     _save(figure, axes, path)
 
 

@@ -82,6 +82,57 @@ def replay_optimal(chains: Chains, following: Int64Array, capacity_blocks: int) 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRun(Run):
+    """One policy of checkpoints under one budget of bytes, over a whole trace and all groups.
+
+    Hits are joint hits: prefixes that every group of the model can serve. `capacity_blocks` is how
+    many blocks the budget would hold of the groups that keep all tokens, alone; `hit_tokens` are
+    the tokens of the usable hits, `known_tokens` those of the prefixes that a model without windows
+    and states would have hit in the same cache. `state_bytes` are the snapshots resident at the
+    end, `state_bytes_peak` the most after any request, `resident_bytes` all blocks at the end by
+    group, `evicted_blocks` those that made room, by group.
+    """
+
+    model: str
+    checkpoints: str
+    budget_bytes: int
+    hit_tokens: int
+    known_tokens: int
+    state_bytes: int
+    state_bytes_peak: int
+    resident_bytes: Mapping[str, int]
+    evicted_blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A replay of a model's groups: the trace, and a `ModelRun` for each policy and budget.
+
+    `footprint_bytes` is what percentages are of: what the replay with the policy
+    `footprint_checkpoints` holds at its end when nothing is evicted; it then hits
+    `footprint_hit_tokens`. `odd_lengths` counts requests whose length does not fit their blocks:
+    all of these count as full.
+    """
+
+    trace: str
+    requests: int
+    blocks: int
+    unique_blocks: int
+    model: str
+    page_tokens: int
+    prompt_tokens: int
+    odd_lengths: int
+    footprint_bytes: int
+    footprint_checkpoints: str
+    footprint_hit_tokens: int
+    runs: tuple[ModelRun, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain JSON values. Cost: O(runs)."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "runs": [*map(asdict, self.runs)]}
+
+
 def write_json(target: str, values: dict[str, Any]) -> None:
     """Write values as indented JSON to a file, or to standard output where `target` is "-".
 

@@ -13,11 +13,11 @@ from typing import TypeAlias
 from rich.markup import escape
 from rich.table import Table
 
-from radix.replay.report import Check, IndexReport, TieredReport, TieredRun
+from radix.replay.report import Check, IndexReport, ModelReport, TieredReport, TieredRun
 
 # The name of a row and its cell for each pass.
 Row: TypeAlias = tuple[str, list[str]]
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def index_table(report: IndexReport) -> Table:
@@ -38,6 +38,39 @@ def index_table(report: IndexReport) -> Table:
             share(run.hit_blocks, run.total_blocks),
             f"{run.usable_hit_blocks:,}",
             f"{run.seconds:.3f}",
+        )
+    return table
+
+
+def model_table(report: ModelReport) -> Table:
+    """Return the table of a replay of a model: a row for each budget and checkpoint policy."""
+    title = (
+        f"{Path(report.trace).name}, {report.model}: {report.requests:,} requests, "
+        f"{report.prompt_tokens:,} tokens; 100 % is {size(report.footprint_bytes)}, all that "
+        f"{report.footprint_checkpoints} keeps without a limit"
+    )
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("budget", justify="right")
+    table.add_column("checkpoints")
+    headings = ("hit tokens", "of all", "without limit", "known, no hit", "states", "most", "s")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for run in report.runs:
+        table.add_row(
+            size(run.budget_bytes),
+            escape(run.checkpoints),
+            f"{run.hit_tokens:,}",
+            share(run.hit_tokens, report.prompt_tokens),
+            share(run.hit_tokens, report.footprint_hit_tokens),
+            f"{run.known_tokens - run.hit_tokens:,}",
+            size(run.state_bytes),
+            size(run.state_bytes_peak),
+            f"{run.seconds:.2f}",
+        )
+    if report.odd_lengths:
+        table.caption = (
+            f"the lengths of {report.odd_lengths:,} requests do not fit blocks of "
+            f"{report.page_tokens:,} tokens: all their blocks count as whole"
         )
     return table
 

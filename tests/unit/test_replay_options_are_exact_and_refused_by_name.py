@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from radix.replay.options import (
     OptionError,
     TierSizes,
+    parse_budgets,
     parse_capacities,
     parse_policies,
     parse_positive,
@@ -69,6 +70,33 @@ def test_percentage_that_comes_to_no_block_is_refused(unique_blocks: int) -> Non
     capacity = parse_capacities("5%")[0]
     with pytest.raises(OptionError, match=f"5% of {unique_blocks} unique blocks is no block"):
         capacity.blocks(unique_blocks)
+
+
+def test_budgets_are_sizes_or_shares_of_the_footprint() -> None:
+    text = "4GiB, 1.5KiB,2MB,7,3 B,1kB,2TB,1PiB,50%,0.25%"
+    assert [budget.bytes(1001) for budget in parse_budgets(text)] == [
+        *(4 << 30, 1536, 2_000_000, 7, 3, 1000, 2 * 10**12, 1 << 50, 500, 2)
+    ]
+
+
+@given(st.integers(1, 10**18), st.integers(1, 400))
+def test_a_share_of_the_footprint_is_the_floor_in_integers(footprint: int, percent: int) -> None:
+    expected = footprint * percent // 100
+    budget = parse_budgets(f"{percent}%")[0]
+    if expected == 0:
+        with pytest.raises(OptionError, match="is no byte"):
+            budget.bytes(footprint)
+    elif expected < 1 << 62:
+        assert budget.bytes(footprint) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0GiB", "4gib", "4 iB", "-4", "1e9", "5%%", "4G", "4GiB,", "x", "4097PiB", "0.1B"],
+)
+def test_a_budget_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=r"^--budget-bytes: "):
+        parse_budgets(text)
 
 
 def test_policies_keep_their_order() -> None:
