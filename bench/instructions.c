@@ -34,7 +34,7 @@ int main(int count, char **arguments) {
     rdx_insert made;
     int32_t *prompt = malloc(tokens * sizeof *prompt);
     int32_t *slots = malloc(pages * sizeof *slots);
-    if (prompt == NULL || slots == NULL || rdx_tree_new(&config, &tree) != RDX_OK ||
+    if (prompt == NULL || slots == NULL || rdx_tree_new(&config, NULL, &tree) != RDX_OK ||
         rdx_root_new(tree, NULL, &root) != RDX_OK)
         return 1;
     for (uint32_t p = 0; p < prompts; p++) {

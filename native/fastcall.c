@@ -111,21 +111,23 @@ static PyObject *sequence(PyTypeObject *type, const uint64_t *values, int n) {
 
 static void tree_delete(PyObject *capsule) { rdx_tree_free(tree_of(capsule)); }
 
-/* (page_bytes, check_ids, groups, tiers, key_bytes, seed) -> capsule */
+/* (page_bytes, check_ids, rdx_group[groups], tiers, key_bytes, page_tokens, seed) -> capsule */
 static PyObject *tree_new(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     int bad = 0;
-    if (n != 6) {
-        PyErr_SetString(PyExc_TypeError, "expected 6 arguments");
-        return NULL;
+    Py_buffer groups;
+    if (n != 7 || room_of(a[2], 0, 0, 4, &groups) < 0) {
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expected 7 arguments");
     }
-    rdx_tree_config c = {u32_of(a[0], &bad), u32_of(a[1], &bad), u32_of(a[2], &bad),
-                         u32_of(a[3], &bad), u32_of(a[4], &bad), 0,
-                         u64_of(a[5], &bad)};
+    uint32_t count = (uint32_t)((size_t)groups.len / sizeof(rdx_group));
+    rdx_tree_config c = {u32_of(a[0], &bad), u32_of(a[1], &bad), count,
+                         u32_of(a[3], &bad), u32_of(a[4], &bad), u32_of(a[5], &bad),
+                         u64_of(a[6], &bad)};
     rdx_tree *tree = NULL;
+    int status = bad ? 0 : rdx_tree_new(&c, groups.buf, &tree);
+    PyBuffer_Release(&groups);
     if (bad) {
         return NULL;
     }
-    int status = rdx_tree_new(&c, &tree);
     return status ? fail(status) : PyCapsule_New(tree, CAPSULE, tree_delete);
 }
 
@@ -149,10 +151,8 @@ static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     if (bad || pages_of(a[2], tree, &view, &tokens, &pages) < 0) {
         return NULL;
     }
-    uint64_t limit = pages;
-    if (leave) {
-        limit = tokens > leave ? (tokens - leave) * 4 / rdx_tree_page_bytes(tree) : 0;
-    }
+    uint64_t kept = tokens > leave ? (tokens - leave) * 4 / rdx_tree_page_bytes(tree) : 0;
+    uint64_t limit = leave ? kept : pages;
     rdx_match m;
     int status =
         rdx_tree_match(tree, root, view.buf, (uint32_t)pages, (uint32_t)limit, readable, &m);
@@ -165,20 +165,22 @@ static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     return sequence(match_type, values, 6);
 }
 
-/* (tree, root, node, pages) -> (lease, node and pages of what is really pinned) */
+/* (tree, root, node, pages, mask, first) -> (lease, node and pages of what is really pinned) */
 static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     int bad = 0;
-    rdx_tree *tree = enter(a, n, 4);
+    rdx_tree *tree = enter(a, n, 6);
     if (!tree) {
         return NULL;
     }
     rdx_cursor at = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
+    uint64_t mask = u64_of(a[4], &bad);
+    uint32_t first = u32_of(a[5], &bad);
     rdx_cursor end;
     uint64_t lease;
     if (bad) {
         return NULL;
     }
-    int status = rdx_lease_take(tree, at, &lease, &end);
+    int status = rdx_lease_take(tree, at, mask, first, &lease, &end);
     return status ? fail(status)
                   : Py_BuildValue("(KKI)", (unsigned long long)lease, (unsigned long long)end.node,
                                   end.pages);
@@ -232,26 +234,24 @@ static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     return result;
 }
 
-/* (tree, column, n, slots i32[n], ids or None) -> blocks freed */
+/* (tree, column, n, upto, slots i32[n], ids or None) -> blocks freed */
 static PyObject *tree_evict(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     int bad = 0;
-    rdx_tree *tree = enter(a, n, 5);
+    rdx_tree *tree = enter(a, n, 6);
     if (!tree) {
         return NULL;
     }
-    uint32_t column = u32_of(a[1], &bad);
-    uint32_t want = u32_of(a[2], &bad);
+    uint32_t column = u32_of(a[1], &bad), want = u32_of(a[2], &bad), freed = 0;
+    uint64_t upto = u64_of(a[3], &bad);
     Py_buffer slots = {0}, ids = {0};
-    uint64_t width = rdx_tree_id_bytes(tree);
-    if (bad || room_of(a[3], 1, want, 4, &slots) < 0) {
+    if (bad || room_of(a[4], 1, want, 4, &slots) < 0) {
         return NULL;
     }
-    if (a[4] != Py_None && room_of(a[4], 1, want, width, &ids) < 0) {
+    if (a[5] != Py_None && room_of(a[5], 1, want, rdx_tree_id_bytes(tree), &ids) < 0) {
         PyBuffer_Release(&slots);
         return NULL;
     }
-    uint32_t freed = 0;
-    int status = rdx_evict(tree, column, want, slots.buf, ids.buf, &freed);
+    int status = rdx_evict(tree, column, want, upto, slots.buf, ids.buf, &freed);
     PyBuffer_Release(&slots);
     PyBuffer_Release(&ids);
     return status ? fail(status) : PyLong_FromUnsignedLong(freed);

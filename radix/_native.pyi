@@ -32,11 +32,20 @@ class Insert(NamedTuple):
     duplicates: int
 
 def tree_new(
-    page_bytes: int, check_ids: int, groups: int, tiers: int, key_bytes: int, seed: int, /
+    page_bytes: int,
+    check_ids: int,
+    groups: object,
+    tiers: int,
+    key_bytes: int,
+    page_tokens: int,
+    seed: int,
+    /,
 ) -> object: ...
 def tree_address(tree: object, /) -> int: ...
 def tree_match(tree: object, root: int, tokens: object, leave: int, readable: int, /) -> Match: ...
-def lease_take(tree: object, root: int, node: int, pages: int, /) -> tuple[int, int, int]: ...
+def lease_take(
+    tree: object, root: int, node: int, pages: int, mask: int, first: int, /
+) -> tuple[int, int, int]: ...
 def lease_release(tree: object, lease: int, stamp: int, /) -> None: ...
 def tree_insert(
     tree: object,
@@ -51,6 +60,6 @@ def tree_insert(
     /,
 ) -> Insert: ...
 def tree_evict(
-    tree: object, column: int, count: int, slots: object, ids: object | None, /
+    tree: object, column: int, count: int, upto: int, slots: object, ids: object | None, /
 ) -> int: ...
 def set_raiser(raiser: Callable[[int], None], /) -> None: ...

@@ -8,7 +8,7 @@ prefix, never another one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,22 @@ from radix._native import (
     lease_release,
     lease_take,
     lib,
-    set_raiser,
     tree_address,
     tree_evict,
     tree_insert,
     tree_match,
     tree_new,
 )
-from radix.errors import STATUS_CLASSES, CacheError, InvariantError, StaleError
+from radix.errors import InvariantError, StaleError
+from radix.groups import Rule
 from radix.keys import as_tokens
 from radix.plan import Cursor
 from radix.tier import Keys, Slots
+from radix.treeparts import ColumnStats, NodeView, TreeStats, raise_status, rows_of
 
 __all__ = [
+    "BY_RULE",
+    "EVERY_GROUP",
     "NO_SLOT",
     "ColumnStats",
     "Cursor",
@@ -44,92 +47,57 @@ __all__ = [
 ]
 
 NO_SLOT = -1
-
-
-# What the tree says more precisely than the status's own text; all its classes take one text.
-_TEXTS: dict[int, str] = {
-    lib.RDX_ENOMEM: "the tree could not grow",
-    lib.RDX_ETOKEN: "tokens hold an id outside [0, 2^31)",
-    lib.RDX_ESTALE: "the node, root or page named is gone",
-    lib.RDX_ELEASE: "the lease was released already, was never given, or ends elsewhere",
-    lib.RDX_EPINNED: "a lease protects it",
-}
-
-
-def raise_status(status: int) -> None:
-    """Raises the class that stands for a native status of the tree; RDX_OK raises nothing."""
-    if status == lib.RDX_OK:
-        return
-    text = _TEXTS.get(status) or ffi.string(lib.rdx_status_text(status)).decode()
-    name = ffi.string(lib.rdx_status_name(status)).decode()
-    if name == "RDX_EINVARIANT":
-        raise InvariantError("native", text)
-    raise STATUS_CLASSES.get(name, CacheError)(text)
-
-
-set_raiser(raise_status)
-
-
-class NodeView(NamedTuple):
-    """One node, for iteration: ``start`` pages lie before its edge of ``pages``."""
-
-    node: int
-    parent: int
-    start: int
-    pages: int
-    protect: int
-    children: int
-
-
-class TreeStats(NamedTuple):
-    """Counters of the whole tree; ``bytes`` counts nodes, buffers, tables and columns."""
-
-    nodes: int
-    pages: int
-    buffers: int
-    bytes: int
-    roots: int
-    leases: int
-    clock: int
-    splits: int
-    compactions: int
-    removed_nodes: int
-
-
-class ColumnStats(NamedTuple):
-    """Blocks resident and protected in a column, and nodes in its list."""
-
-    resident: int
-    protected: int
-    listed: int
+BY_RULE: int = lib.RDX_BY_RULE  # a lease pins the pages that each group's rule names
+EVERY_GROUP: int = lib.RDX_EVERY_GROUP
+AT_ANY_AGE = 0xFFFFFFFFFFFFFFFF
+ALL_FULL = Rule(lib.RDX_RULE_FULL, 1, 0, 0, True, 1)
 
 
 class TreeCore:
     """A radix tree of pages with one slot column a (group, tier).
 
-    Walk: ``match``, ``match_many``, ``slots``, ``keys``, ``pages``. Change: ``root``, ``insert``,
-    ``attach``, ``drop``, ``evict``, ``touch``, ``restore``. Pin: ``lease``, ``release``,
-    ``move``. Look: ``nodes``, ``stats``, ``column_stats``, ``check``.
+    Walk: ``match``, ``match_many``, ``joint``, ``slots``, ``entries``, ``keys``, ``pages``. Change:
+    ``root``, ``insert``, ``attach``, ``drop``, ``drop_span``, ``evict``, ``touch``, ``restore``.
+    Pin: ``lease``, ``release``, ``move``, ``narrow``. Look: ``nodes``, ``stats``,
+    ``column_stats``, ``check``.
     """
 
     def __init__(
         self,
         page_bytes: int,
         *,
-        groups: int,
+        groups: int | Sequence[Rule],
         tiers: int,
         check_ids: bool = True,
         keep_keys: bool = True,
+        page_tokens: int | None = None,
         seed: int = 0,
     ) -> None:
+        """A tree of ``tiers`` columns for each group: so many full ones, or one for each rule.
+
+        ``page_tokens``: tokens a page stands for, in which rules count; a quarter of its bytes
+        unless given. ``Raises:`` ``ValueError`` for a rule out of its range.
+        """
         if page_bytes <= 0:
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
+        if page_tokens is not None and page_tokens <= 0:
+            raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+        rules = (ALL_FULL,) * groups if isinstance(groups, int) else tuple(groups)
         self.page_bytes = page_bytes
         self.check_ids = check_ids
         self.tiers = tiers
-        self.groups = groups
+        self.rules = rules
+        self.groups = len(rules)
         self.key_bytes = 16 if keep_keys else 0
-        self.capsule = tree_new(page_bytes, int(check_ids), groups, tiers, self.key_bytes, seed)
+        self.capsule = tree_new(
+            page_bytes,
+            int(check_ids),
+            rows_of(rules),
+            tiers,
+            self.key_bytes,
+            page_tokens or max(1, page_bytes // 4),
+            seed,
+        )
         self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
@@ -202,6 +170,15 @@ class TreeCore:
             for m in out
         ]
 
+    def joint(self, cursor: Cursor, limit: int, readable: int = 0xFFFFFFFF) -> tuple[int, int]:
+        """The joint hit on the path to ``cursor``, at most ``limit`` pages, and why no more.
+
+        Counts the tiers of the bit mask ``readable``; changes nothing. Cost: the path's nodes.
+        """
+        out = self._u32
+        raise_status(lib.rdx_joint(self.native, self._at(cursor), limit, readable, out, out + 1))
+        return int(out[0]), int(out[1])
+
     def _page_view(self, prompt: object) -> Any:
         """The bytes of a prompt, held as long as the view lives."""
         if self.check_ids:
@@ -226,13 +203,20 @@ class TreeCore:
         lib.rdx_cursor_resolve(self.native, self._at(cursor), out)
         return Cursor(cursor.root, int(out.node), int(out.pages))
 
-    def lease(self, cursor: Cursor) -> tuple[int, int, int]:
+    def lease(
+        self, cursor: Cursor, mask: int = EVERY_GROUP, first: int = BY_RULE
+    ) -> tuple[int, int, int]:
         """Pins the path to ``cursor``; (lease, node and pages where what is pinned ends).
 
-        Go on from there: a split may leave the node that ``cursor`` names behind the pin.
-        Cost: nodes newly pinned.
+        Full groups are pinned on the whole path; of each other group in ``mask`` (bit g) the pages
+        that a hit at the end needs, or those of [first, end). Go on from there: a split may leave
+        the node that ``cursor`` names behind the pin. Cost: nodes newly pinned, and those pages.
         """
-        return lease_take(self.capsule, cursor.root, cursor.node, cursor.pages)
+        return lease_take(self.capsule, cursor.root, cursor.node, cursor.pages, mask, first)
+
+    def narrow(self, lease: int, mask: int) -> None:
+        """Gives up the page pins of a lease in the groups that are not in ``mask``."""
+        raise_status(lib.rdx_lease_narrow(self.native, lease, mask))
 
     def release(self, lease: int, *, stamp: bool = True) -> None:
         """Gives a lease back; ``LeaseError`` the second time.
@@ -316,6 +300,26 @@ class TreeCore:
         )
         return out
 
+    def entries(self, cursor: Cursor, column: int, first: int = 0) -> npt.NDArray[np.uint32]:
+        """The pages >= ``first`` of the path that are resident in a column, ascending."""
+        count = 16
+        while True:
+            out = np.empty(count, np.uint32)
+            raise_status(
+                lib.rdx_entries_get(
+                    self.native,
+                    self._at(cursor),
+                    column,
+                    first,
+                    ffi.from_buffer("uint32_t[]", out),
+                    count,
+                    self._u32,
+                )
+            )
+            if self._u32[0] <= count:
+                return out[: self._u32[0]]
+            count = int(self._u32[0])
+
     def keys(self, cursor: Cursor, first: int, count: int) -> Keys:
         """Chained keys (count, 16) of pages of the path."""
         out = np.empty((count, 16), np.uint8)
@@ -341,13 +345,35 @@ class TreeCore:
         raise_status(lib.rdx_slots_drop(self.native, self._at(cursor), column, page, self._i32))
         return int(self._i32[0])
 
-    def evict(self, column: int, slots: Slots, ids: Keys | None = None) -> int:
+    def drop_span(self, cursor: Cursor, column: int, first: int, count: int) -> Slots:
+        """Takes what no lease pins in pages [first, first+count) of the path out of a column.
+
+        Only of a group that is not full (a window slides). The slots by page, -1 where none went.
+        Cost: the pages.
+        """
+        out = np.empty(count, np.int32)
+        raise_status(
+            lib.rdx_slots_drop_span(
+                self.native,
+                self._at(cursor),
+                column,
+                first,
+                count,
+                ffi.from_buffer("int32_t[]", out),
+            )
+        )
+        return out
+
+    def evict(
+        self, column: int, slots: Slots, ids: Keys | None = None, upto: int = AT_ANY_AGE
+    ) -> int:
         """Evicts up to len(slots) blocks, least recently used first; how many.
 
-        ``slots`` and ``ids`` (len, 16) receive what went, children before parents.
-        Cost: the blocks freed.
+        What no hit can need any more goes before all others; of these only what was stamped at
+        most ``upto``. ``slots`` and ``ids`` (len, 16) receive what went, in a full group children
+        before parents. Cost: the blocks freed.
         """
-        return tree_evict(self.capsule, column, len(slots), slots, ids)
+        return tree_evict(self.capsule, column, len(slots), upto, slots, ids)
 
     def forget(
         self, cursor: Cursor, column: int, first: int, slots: Slots, ids: Keys | None
@@ -370,7 +396,7 @@ class TreeCore:
         return int(self._u32[0])
 
     def next_victim(self, column: int) -> int | None:
-        """The stamp of the block that would go next, or None."""
+        """The stamp of the block that would go next (0: no hit can need it), or None."""
         stamp = int(lib.rdx_evict_peek(self.native, column))
         return None if stamp == 0xFFFFFFFFFFFFFFFF else stamp
 

@@ -250,7 +250,9 @@ typedef struct rdx_tree_stats {
     uint64_t removed_nodes;
 } rdx_tree_stats;
 
-int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out);
+/* groups: config->groups of them, or NULL: all full, a page a block, with lookup. RDX_EARG: a rule
+ * out of its range; lookahead goes with full and window groups of one page a block only. */
+int rdx_tree_new(const rdx_tree_config *config, const rdx_group *groups, rdx_tree **out);
 void rdx_tree_free(rdx_tree *tree);
 uint32_t rdx_tree_page_bytes(const rdx_tree *tree);
 /* Width of the ids that evict gives: 16 where keys are kept, else page_bytes. */
@@ -263,18 +265,21 @@ int rdx_root_new(rdx_tree *tree, const uint8_t *key, rdx_handle *out);
 /* RDX_EPINNED while it has a child or a lease. */
 int rdx_root_free(rdx_tree *tree, rdx_handle root);
 
-/* The result of a match; nothing is changed. All in pages from the root. For each group a page
- * counts when it is resident in a readable tier; `device` counts tier 0 alone. */
+/* The result of a match; nothing is changed. All in pages from the root. The joint hit is the
+ * greatest length <= limit that is valid for every group with lookup: all that the group's rule
+ * needs for it is resident in one of the tiers that count. It is not downward closed. */
 typedef struct rdx_match {
     rdx_cursor structural; /* where the walk ended */
-    uint32_t device_pages; /* contiguous from the root in tier 0, all groups, <= limit */
-    uint32_t hit_pages;    /* contiguous from the root in the union of readable tiers, <= limit */
+    uint32_t device_pages; /* the joint hit over tier 0 alone */
+    uint32_t hit_pages;    /* the joint hit over the union of the readable tiers */
     uint32_t limit_pages;  /* the most that the caller may use */
     uint32_t stop;         /* RDX_STOP_* : why the hit is not longer */
 } rdx_match;
-#define RDX_STOP_LIMIT 0 /* everything that was asked for is there */
-#define RDX_STOP_COLD 1  /* no such page in the tree */
-#define RDX_STOP_HOLE 2  /* the page is in the tree, its block in no readable tier */
+#define RDX_STOP_LIMIT 0  /* everything that was asked for is there */
+#define RDX_STOP_COLD 1   /* no such page in the tree */
+#define RDX_STOP_HOLE 2   /* the page is in the tree, its block in no readable tier */
+#define RDX_STOP_WINDOW 3 /* the same for a block of the window, or chunk, before the end */
+#define RDX_STOP_STATE 4  /* no snapshot stands there */
 
 /* n pages at `pages`; at most `limit` of them count as hit. `readable`: bit t = tier t.
  * Cost: the pages compared. */
@@ -284,6 +289,11 @@ int rdx_tree_match(const rdx_tree *tree, rdx_handle root, const void *pages, uin
 int rdx_tree_match_many(const rdx_tree *tree, uint32_t m, const rdx_handle *roots,
                         const void *const *pages, const uint32_t *counts, const uint32_t *limits,
                         uint32_t readable, rdx_match *out);
+
+/* The joint hit (see rdx_match) on the path to `at`, at most `limit` pages; changes nothing.
+ * Cost: the nodes of the path, for each group. */
+int rdx_joint(const rdx_tree *tree, rdx_cursor at, uint32_t limit, uint32_t readable,
+              uint32_t *pages, uint32_t *stop);
 
 /* Finds where `cursor` lies now. A cursor whose node is gone gives the root's end (0 pages): a
  * stale cursor is a shorter one. */
@@ -301,7 +311,9 @@ typedef struct rdx_insert {
  * columns[c] (RDX_NO_SLOT: none). canonical (same shape, may be NULL) receives the slots that
  * count from now on: where it differs from what was given, the caller still owns its own slot.
  * lease (0: none) is a lease that ends at `from`; it is moved to the new end and thereby covers
- * the new pages. A page that cannot be attached without a second interval keeps RDX_NO_SLOT.
+ * the new pages. RDX_NO_SLOT may stand anywhere in a row; a slot at a page where no entry of its
+ * group may stand is not taken. In a full column a page that cannot be attached without a second
+ * interval keeps RDX_NO_SLOT; in another one the edge is split there.
  * Cost: the n pages; never the prefix. */
 int rdx_tree_insert(rdx_tree *tree, rdx_cursor from, const void *pages, uint32_t n,
                     const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
@@ -309,12 +321,28 @@ int rdx_tree_insert(rdx_tree *tree, rdx_cursor from, const void *pages, uint32_t
 
 /* Leases: the only pin. Pins the path from the root to `at`, splitting where it ends inside an
  * edge. A stale cursor is resolved first: *end tells what is really pinned, and is the cursor to
- * go on from (the node that `at` named may be evicted behind it). */
-int rdx_lease_take(rdx_tree *tree, rdx_cursor at, uint64_t *lease, rdx_cursor *end);
+ * go on from (the node that `at` named may be evicted behind it).
+ *
+ * The structure and the blocks of full groups are pinned on the whole path. Blocks of another
+ * group g are pinned if bit g of `mask` is set, and only on those pages of the path that a hit at
+ * its end needs, or, unless `first` is RDX_BY_RULE, on the pages [first, end):
+ *
+ *     pages     0 1 2 3 4 5 6 7 | end = 8
+ *     full      p p p p p p p p
+ *     window              p p p     of 3 pages
+ *     state                   p
+ */
+#define RDX_BY_RULE 0xffffffff
+#define RDX_EVERY_GROUP 0xffffffffffffffff
+int rdx_lease_take(rdx_tree *tree, rdx_cursor at, uint64_t mask, uint32_t first, uint64_t *lease,
+                   rdx_cursor *end);
+/* Gives up the page pins of the groups that are not in `mask`. */
+int rdx_lease_narrow(rdx_tree *tree, uint64_t lease, uint64_t mask);
 /* Releases. stamp: 1 makes the path the most recently used, in every tier; 0 leaves the order as
  * it is (the pin of a transfer, whose timing must decide nothing). */
 int rdx_lease_release(rdx_tree *tree, uint64_t lease, int stamp);
-/* Moves a lease down or up its own path or to a descendant; the new end is pinned first. */
+/* Moves a lease down or up its own path or to a descendant; the new end is pinned first, its pages
+ * by rule, for the groups that the lease has left. */
 int rdx_lease_move(rdx_tree *tree, uint64_t lease, rdx_cursor at, uint32_t *pages);
 int rdx_lease_end(const rdx_tree *tree, uint64_t lease, rdx_cursor *out);
 
@@ -334,19 +362,32 @@ int rdx_slots_attach(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t fi
  * Splits only where a second interval would be needed. RDX_NO_SLOT if it was not there. May
  * remove what no tier holds any more. A pin does not hinder it: what is pinned is the path. */
 int rdx_slots_drop(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t page, int32_t *slot);
+/* Takes what is resident and not pinned in pages [first, first+n) of the path to `at` out of the
+ * column of a group that is not full (a window slides): slots[i] is the slot of page first+i, or
+ * RDX_NO_SLOT. May remove what no tier holds any more. RDX_EARG: the column is of a full group.
+ * Cost: n pages and the nodes of [first, at]. */
+int rdx_slots_drop_span(rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                        int32_t *slots);
+/* The pages >= first of the path to `at` that have an entry in the column, ascending: *n of them,
+ * of which the first `max` are written. Cost: the pages found and the nodes of [first, at]. */
+int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32_t first,
+                    uint32_t *pages, uint32_t max, uint32_t *n);
 
 /* ---------------------------------------------------------------- order (order.c) */
-/* Evicts up to n blocks of a column, least recently used first, page by page from the end of a
- * leaf: children before parents. slots: room for n. ids (may be NULL): room for n keys of 16 bytes
- * (page_bytes each where keys are not kept). *freed tells how many. Cost: the blocks freed. */
-int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
-              uint32_t *freed);
+/* Evicts up to n blocks of a column, least recently used first, whose stamp is at most `upto`. A
+ * full group goes page by page from the end of a leaf, children before parents; another one page by
+ * page from the front of any node, as far as no lease pins the page. What no length of a hit can
+ * need any more goes before all others, as if its stamp were 0. slots: room for n. ids (may be
+ * NULL): room for n keys of 16 bytes (page_bytes each where keys are not kept). *freed tells how
+ * many. Cost: the blocks freed. */
+int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots,
+              uint8_t *ids, uint32_t *freed);
 /* Gives up what lies behind page `first` of the path to `at` in one column, from the end upwards,
  * as far as no pin and no child with data stands on it. slots, ids: room for the pages; *freed
  * tells how many went. Cost: the blocks freed. */
 int rdx_forget(rdx_tree *tree, rdx_cursor at, uint32_t first, uint32_t column, int32_t *slots,
                uint8_t *ids, uint32_t *freed);
-/* The stamp of the next victim (UINT64_MAX: nothing can go). */
+/* The stamp of the next victim (0: no hit can need it; UINT64_MAX: nothing can go). */
 uint64_t rdx_evict_peek(rdx_tree *tree, uint32_t column);
 /* Makes the path to `at` the most recently used, in every column. Splits where it ends inside an
  * edge, so that nothing behind it looks younger than it is. */
@@ -354,8 +395,8 @@ int rdx_touch(rdx_tree *tree, rdx_cursor at);
 
 typedef struct rdx_column_stats {
     uint64_t resident;         /* blocks in the column */
-    uint64_t protected_blocks; /* on nodes that are protected */
-    uint64_t listed;           /* nodes in the list */
+    uint64_t protected_blocks; /* full: on nodes that are protected; else: on pinned pages */
+    uint64_t listed;           /* nodes in the lists */
 } rdx_column_stats;
 void rdx_column_get_stats(const rdx_tree *tree, uint32_t column, rdx_column_stats *out);
 
@@ -412,7 +453,7 @@ int rdx_tree_nodes(const rdx_tree *tree, rdx_handle root, rdx_node_view *out, ui
                    uint32_t *n);
 int rdx_node_interval(const rdx_tree *tree, rdx_handle node, uint32_t column, uint32_t *lo,
                       uint32_t *hi);
-/* Handles in list order of a column, head (next victim) first. */
+/* Handles in list order of a column, the next victim first: the dead, then the others. */
 int rdx_order_nodes(const rdx_tree *tree, uint32_t column, rdx_handle *out, uint32_t max,
                     uint32_t *n);
 /* Walks every invariant. On RDX_EINVARIANT `what` holds its number and what was found. device: 1

@@ -370,6 +370,58 @@ int rdx_slots_drop(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t page, i
     return RDX_OK;
 }
 
+int rdx_slots_drop_span(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                        int32_t *slots) {
+    uint32_t i;
+    uint32_t pages;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL || pages < (uint64_t)first + n) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns || !is_sparse(t, column)) {
+        return RDX_EARG;
+    }
+    memset(slots, 0xff, (size_t)n * 4);
+    return RDX_OK;
+}
+
+/* The pages of a path that have an entry, the last first. */
+int rdx_entries_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first,
+                    uint32_t *out, uint32_t max, uint32_t *n) {
+    uint32_t i;
+    uint32_t pages;
+    *n = 0;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    uint32_t b = rule_of(t, column)->block_pages;
+    for (uint32_t round = 0, total = 0; round < 2; round++, total = *n) {
+        uint32_t left = total;
+        uint32_t x = i;
+        for (; !(node_at(t, x)->flags & NODE_ROOT); x = node_at(t, x)->parent) {
+            const node *y = node_at(t, x);
+            const cell *k = cell_at(t, x, column);
+            uint32_t lo = y->start + k->lo > first ? y->start + k->lo : first;
+            uint32_t hi = y->start + k->hi < pages ? y->start + k->hi : pages;
+            for (uint32_t end = rdx_round_down(hi, b); end > lo; end -= b) {
+                if (round == 0) {
+                    ++*n;
+                } else if (--left < max) {
+                    out[left] = end - 1;
+                }
+            }
+            if (y->start <= first) {
+                break;
+            }
+        }
+    }
+    return RDX_OK;
+}
+
 void rdx_column_get_stats(const rdx_tree *t, uint32_t column, rdx_column_stats *out) {
     *out = (rdx_column_stats){0};
     if (column < t->columns) {

@@ -39,7 +39,7 @@ int rdx_flat_lease(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint64_t *l
     }
     int status = rdx_lease_room(t, n);
     for (uint32_t k = 0; k < n && status == RDX_OK; k++) {
-        leases[k] = rdx_lease_put(t, node_of(t, nodes[k]));
+        leases[k] = rdx_lease_put(t, node_of(t, nodes[k]), RDX_EVERY_GROUP, RDX_BY_RULE);
     }
     return status;
 }
@@ -198,7 +198,8 @@ int rdx_flat_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uin
         uint32_t i = t->lists[column].head; /* all are leaves of one page */
         roots[*freed] = handle_of(t, node_at(t, i)->root);
         uint32_t one;
-        int status = rdx_evict(t, column, 1, slots + *freed, ids + (size_t)*freed * width, &one);
+        int status =
+            rdx_evict(t, column, 1, UINT64_MAX, slots + *freed, ids + (size_t)*freed * width, &one);
         if (status != RDX_OK || one == 0) {
             return status;
         }

@@ -1,6 +1,7 @@
 /* match.c: how much of a prompt is there. Changes nothing (I34). Structure is walked edge by edge;
  * beside it run, for every group, the pages that tier 0 holds without a gap from the root, and
- * those that the union of the readable tiers holds.
+ * those that the union of the readable tiers holds. Groups with other rules are judged by joint.c
+ * when the walk has ended.
  */
 #include "tree.h"
 
@@ -48,8 +49,24 @@ static void cover_node(const rdx_tree *t, uint32_t i, uint32_t shared, uint32_t 
     }
 }
 
-static void finish(const cover *c, uint32_t limit, rdx_match *out) {
+/* The same where some group is not plain: what is resident is judged from the end upwards. */
+static void finish_joint(const rdx_tree *t, uint32_t i, uint32_t limit, uint32_t readable,
+                         rdx_match *out) {
+    uint32_t pages = out->structural.pages;
+    out->device_pages = rdx_joint_hit(t, i, pages, limit, readable & 1, &out->stop);
+    out->hit_pages = out->device_pages;
+    if (readable & ~1u && out->device_pages < pages && out->device_pages < limit) {
+        out->hit_pages = rdx_joint_hit(t, i, pages, limit, readable, &out->stop);
+    }
+}
+
+static void finish(const rdx_tree *t, uint32_t i, const cover *c, uint32_t limit, uint32_t readable,
+                   rdx_match *out) {
     out->limit_pages = limit;
+    if (!t->plain) {
+        finish_joint(t, i, limit, readable, out);
+        return;
+    }
     out->device_pages = c->device < limit ? c->device : limit;
     out->hit_pages = c->hit < limit ? c->hit : limit;
     if (out->hit_pages == limit) {
@@ -87,13 +104,15 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
         }
         i = child;
         at += shared;
-        cover_node(t, i, shared, readable, &c);
+        if (t->plain) {
+            cover_node(t, i, shared, readable, &c);
+        }
         if (shared < node_at(t, i)->len) {
             break;
         }
     }
     out->structural = (rdx_cursor){handle_of(t, i), root, at};
-    finish(&c, limit, out);
+    finish(t, i, &c, limit, readable, out);
     return RDX_OK;
 }
 
@@ -150,7 +169,9 @@ static bool lane_step(const rdx_tree *t, lane *l, const uint8_t *run, uint32_t n
     }
     l->node = child;
     l->at += shared;
-    cover_node(t, child, shared, readable, &l->c);
+    if (t->plain) {
+        cover_node(t, child, shared, readable, &l->c);
+    }
     if (l->at == n || shared < node_at(t, child)->len) {
         return false;
     }
@@ -193,7 +214,7 @@ int rdx_tree_match_many(const rdx_tree *t, uint32_t m, const rdx_handle *roots,
             uint32_t q = l->prompt;
             if (l->step == 0 || !lane_step(t, l, pages[q], counts[q], readable)) {
                 out[q].structural = (rdx_cursor){handle_of(t, l->node), roots[q], l->at};
-                finish(&l->c, limits[q], &out[q]);
+                finish(t, l->node, &l->c, limits[q], readable, &out[q]);
                 l->prompt = NIL;
             }
         }

@@ -193,7 +193,7 @@ static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32
     return k;
 }
 
-int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
+int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots, uint8_t *ids,
               uint32_t *freed) {
     *freed = 0;
     if (column >= t->columns) {
@@ -202,7 +202,7 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uint8_t 
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (*freed < n) {
         uint32_t i = next_leaf(t, column);
-        if (i == NIL) {
+        if (i == NIL || cell_at(t, i, column)->stamp > upto) {
             break;
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,

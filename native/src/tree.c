@@ -162,7 +162,7 @@ void rdx_buffer_copy(const rdx_tree *t, buffer *to, uint32_t to_off, const buffe
     if (t->key_bytes) {
         memcpy(keys_at(t, &a), keys_at(t, &b), (size_t)n * t->key_bytes);
     }
-    for (uint32_t c = 0; c < t->columns; c++) {
+    for (uint32_t c = 0; c < t->rows; c++) {
         memcpy(slots_at(t, &a, c), slots_at(t, &b, c), (size_t)n * 4);
     }
     memcpy(pages_at(t, &a), pages_at(t, &b), (size_t)n * t->page_bytes);
@@ -378,7 +378,7 @@ void rdx_trim(rdx_tree *t, uint32_t i) {
 }
 
 /* ---------------------------------------------------------------- construction */
-int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out) {
+int rdx_tree_new(const rdx_tree_config *config, const rdx_group *groups, rdx_tree **out) {
     *out = NULL;
     uint64_t columns = (uint64_t)config->groups * config->tiers;
     if (config->page_bytes == 0 || config->page_bytes > 1u << 20 || columns > RDX_MAX_COLUMNS ||
@@ -397,10 +397,14 @@ int rdx_tree_new(const rdx_tree_config *config, rdx_tree **out) {
     t->tiers = config->tiers;
     t->columns = (uint32_t)columns;
     t->check_ids = config->check_ids;
+    t->page_tokens = config->page_tokens ? config->page_tokens : 1;
     t->seed = config->seed;
     t->node_free = NIL;
     t->lease_free = NIL;
-    int status = rdx_columns_new(t);
+    int status = rdx_rules_new(t, groups);
+    if (status == RDX_OK) {
+        status = rdx_columns_new(t);
+    }
     if (status == RDX_OK) {
         status = rdx_make_room(t, 16);
     }
@@ -580,7 +584,7 @@ int rdx_lease_room(rdx_tree *t, uint32_t more) {
     return RDX_OK;
 }
 
-uint64_t rdx_lease_put(rdx_tree *t, uint32_t i) {
+uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first) {
     rdx_pin(t, i);
     uint32_t slot = t->lease_free;
     if (slot != NIL) {
@@ -590,6 +594,8 @@ uint64_t rdx_lease_put(rdx_tree *t, uint32_t i) {
         t->leases[slot].gen = 1;
     }
     t->leases[slot].node = i;
+    t->leases[slot].mask = mask;
+    t->leases[slot].first = first;
     t->live_leases++;
     return (uint64_t)t->leases[slot].gen << 32 | slot;
 }
@@ -611,7 +617,8 @@ uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages) {
     return rdx_split(t, i, pages - x->start);
 }
 
-int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end) {
+int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t mask, uint32_t first, uint64_t *lease,
+                   rdx_cursor *end) {
     int status = rdx_make_room(t, 1);
     if (status == RDX_OK) {
         status = rdx_lease_room(t, 1);
@@ -626,8 +633,17 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t *lease, rdx_cursor *end)
         return RDX_ESTALE;
     }
     i = rdx_end_node(t, i, depth);
-    *lease = rdx_lease_put(t, i);
+    *lease = rdx_lease_put(t, i, mask, first);
     *end = cursor_at(t, i, depth);
+    return RDX_OK;
+}
+
+int rdx_lease_narrow(rdx_tree *t, uint64_t lease, uint64_t mask) {
+    lease_slot *l = rdx_lease_of(t, lease);
+    if (!l) {
+        return RDX_ELEASE;
+    }
+    l->mask &= mask;
     return RDX_OK;
 }
 

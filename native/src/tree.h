@@ -1,4 +1,4 @@
-/* tree.h: what tree.c, columns.c, order.c, match.c, flat.c and check.c share. Not public. */
+/* tree.h: what the files of the tree share. Not public. */
 #ifndef RDX_TREE_H
 #define RDX_TREE_H
 #include "alloc.h"
@@ -65,6 +65,8 @@ typedef struct lease_slot {
     uint32_t gen;
     uint32_t node; /* NIL: free */
     uint32_t next_free;
+    uint32_t first; /* page pins begin here, or RDX_BY_RULE */
+    uint64_t mask;  /* groups with page pins */
 } lease_slot;
 
 /* State of one node in one column. */
@@ -94,7 +96,15 @@ struct rdx_tree {
     uint32_t tiers;
     uint32_t columns;
     uint32_t check_ids;
+    uint32_t page_tokens;
     uint64_t seed;
+    /* groups */
+    rdx_group rules[RDX_MAX_COLUMNS];
+    uint8_t group_of[RDX_MAX_COLUMNS]; /* of a column */
+    uint32_t pin_row[RDX_MAX_COLUMNS]; /* of a group: its row of page pins behind the columns */
+    uint32_t rows;                     /* columns and page pins */
+    uint64_t sparse;                   /* columns of groups that are not full */
+    bool plain;                        /* every group is full, a page a block, and limits a hit */
     /* nodes */
     node *nodes;
     uint32_t node_cap;
@@ -165,14 +175,44 @@ static inline int32_t *slots_at(const rdx_tree *t, const node *x, uint32_t colum
     uint8_t *base = buffer_base(x->buf) + rdx_pages_bytes(t, x->buf->cap);
     return (int32_t *)(void *)base + (size_t)x->buf->cap * column + x->off;
 }
+static inline uint32_t *pins_at(const rdx_tree *t, const node *x, uint32_t group) {
+    return (uint32_t *)(void *)slots_at(t, x, t->pin_row[group]);
+}
 static inline uint8_t *keys_at(const rdx_tree *t, const node *x) {
-    size_t before = rdx_pages_bytes(t, x->buf->cap) + 4 * (size_t)t->columns * x->buf->cap;
+    size_t before = rdx_pages_bytes(t, x->buf->cap) + 4 * (size_t)t->rows * x->buf->cap;
     return buffer_base(x->buf) + before + (size_t)x->off * t->key_bytes;
 }
 static inline size_t rdx_buffer_bytes(const rdx_tree *t, uint32_t cap) {
     return sizeof(buffer) + rdx_pages_bytes(t, cap) +
-           (size_t)cap * (4 * (size_t)t->columns + t->key_bytes);
+           (size_t)cap * (4 * (size_t)t->rows + t->key_bytes);
 }
+
+/* ---- groups (rules.c) */
+static inline bool is_sparse(const rdx_tree *t, uint32_t column) { return t->sparse >> column & 1; }
+static inline const rdx_group *rule_of(const rdx_tree *t, uint32_t column) {
+    return &t->rules[t->group_of[column]];
+}
+static inline uint32_t rdx_round_down(uint32_t pages, uint32_t b) {
+    return b == 1 ? pages : pages / b * b;
+}
+/* Blocks that end in pages (from, to], counted from the root. */
+static inline uint32_t rdx_blocks(uint32_t from, uint32_t to, uint32_t b) {
+    return b == 1 ? to - from : to / b - from / b;
+}
+/* Entries of [lo, hi) of node x. */
+static inline uint32_t rdx_entries(const node *x, const rdx_group *g, uint32_t lo, uint32_t hi) {
+    return lo < hi ? rdx_blocks(x->start + lo, x->start + hi, g->block_pages) : 0;
+}
+/* Whether an entry may stand at page p. */
+static inline bool rdx_entry_may_stand(const rdx_group *g, uint32_t p) {
+    return p + 1 > g->lookahead_pages && (p + 1 - g->lookahead_pages) % g->block_pages == 0;
+}
+/* The first page whose block a hit of k pages needs, rounded down to a whole block; k: none. */
+uint32_t rdx_first_page(const rdx_tree *t, const rdx_group *g, uint32_t k);
+/* The same where the entries stand in the tree, for what lies on a path of `end` pages. */
+uint32_t rdx_first_entry(const rdx_tree *t, const rdx_group *g, uint32_t end);
+int rdx_rules_new(rdx_tree *t, const rdx_group *groups);
+
 /* Bytes that a and b have in common from the start, at most n (compare.c). */
 uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n);
 uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page);
@@ -207,12 +247,17 @@ void rdx_table_add(rdx_tree *t, uint32_t i);
 /* Room for `more` leases, so that rdx_lease_put can't fail. */
 int rdx_lease_room(rdx_tree *t, uint32_t more);
 /* A new lease on the path that ends with node i. */
-uint64_t rdx_lease_put(rdx_tree *t, uint32_t i);
+uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first);
 lease_slot *rdx_lease_of(const rdx_tree *t, uint64_t lease);
 void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to);
 /* Makes `pages` the end of a node: splits where it lies inside an edge. Needs room for a node. */
 uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages);
 const uint8_t *rdx_root_key(const rdx_tree *t, uint32_t root);
+
+/* ---- joint.c */
+/* The joint hit on the path that ends `pages` pages from the root, in node i. */
+uint32_t rdx_joint_hit(const rdx_tree *t, uint32_t i, uint32_t pages, uint32_t limit,
+                       uint32_t readable, uint32_t *stop);
 
 /* ---- columns.c */
 int rdx_columns_new(rdx_tree *t);

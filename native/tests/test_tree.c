@@ -162,7 +162,7 @@ static void do_insert(table *t, const path *p, bool with_lease) {
     at.pages = from;
     uint64_t lease = 0;
     if (with_lease)
-        EXPECT_EQ(rdx_lease_take(t->tree, at, &lease, &at), RDX_OK);
+        EXPECT_EQ(rdx_lease_take(t->tree, at, RDX_EVERY_GROUP, RDX_BY_RULE, &lease, &at), RDX_OK);
     uint32_t n = p->pages - from;
     int32_t slots[DEPTH], canonical[DEPTH];
     uint32_t existing = 0, column = 0;
@@ -193,7 +193,7 @@ static void do_evict(table *t, uint32_t n) {
     int32_t slots[ROWS];
     uint8_t keys[ROWS * WIDTH];
     uint32_t freed;
-    EXPECT_EQ(rdx_evict(t->tree, 0, n, slots, keys, &freed), RDX_OK);
+    EXPECT_EQ(rdx_evict(t->tree, 0, n, UINT64_MAX, slots, keys, &freed), RDX_OK);
     for (uint32_t i = 0; i < freed; i++) {
         row *r = oldest(t, 0);
         EXPECT(r != NULL);
@@ -222,7 +222,7 @@ static void do_second_tier(table *t, const path *p) {
             r->slot[1] = slots[i];
         EXPECT_EQ(canonical[i], r->slot[1]);
     }
-    EXPECT_EQ(rdx_evict(t->tree, 1, random_below(4), gone, NULL, &freed), RDX_OK);
+    EXPECT_EQ(rdx_evict(t->tree, 1, random_below(4), UINT64_MAX, gone, NULL, &freed), RDX_OK);
     for (uint32_t i = 0; i < freed; i++) {
         row *r = t->rows;
         while (r->slot[1] != gone[i])
@@ -246,7 +246,8 @@ static void do_lease(table *t, const path *p) {
     rdx_match m;
     rdx_cursor at = match(t, p, 3, &m), end;
     at.pages = at.pages ? random_below(at.pages + 1) : 0;
-    EXPECT_EQ(rdx_lease_take(t->tree, at, &t->lease[i], &end), RDX_OK);
+    EXPECT_EQ(rdx_lease_take(t->tree, at, RDX_EVERY_GROUP, RDX_BY_RULE, &t->lease[i], &end),
+              RDX_OK);
     EXPECT_EQ(end.pages, at.pages);
     t->leased[i] = cut(p, end.pages);
 }
@@ -325,7 +326,7 @@ static void drain(table *t) {
     int32_t slots[ROWS];
     uint32_t freed;
     for (uint32_t column = 0; column < COLUMNS; column++)
-        EXPECT_EQ(rdx_evict(t->tree, column, ROWS, slots, NULL, &freed), RDX_OK);
+        EXPECT_EQ(rdx_evict(t->tree, column, ROWS, UINT64_MAX, slots, NULL, &freed), RDX_OK);
     rdx_tree_stats stats;
     rdx_tree_get_stats(t->tree, &stats);
     EXPECT_EQ(stats.nodes, 2);
@@ -344,7 +345,7 @@ static void run(uint32_t width, bool tokens, fill_page fill, uint32_t steps) {
                               .tiers = COLUMNS,
                               .key_bytes = 0,
                               .seed = random_u64()};
-    EXPECT_EQ(rdx_tree_new(&config, &t.tree), RDX_OK);
+    EXPECT_EQ(rdx_tree_new(&config, NULL, &t.tree), RDX_OK);
     for (uint32_t root = 0; root < 2; root++)
         EXPECT_EQ(rdx_root_new(t.tree, NULL, &t.roots[root]), RDX_OK);
     for (uint32_t i = 0; i < steps; i++)

@@ -96,7 +96,7 @@ static void scenario(world *w) {
     for (int32_t k = 0; k < 20; k++) {
         fill(run, k, (uint32_t)(k * 7 % PAGES));
         rdx_cursor at = find(w, run, PAGES / 2), end;
-        THROUGH(w, rdx_lease_take(w->tree, at, &leases[k], &end));
+        THROUGH(w, rdx_lease_take(w->tree, at, RDX_EVERY_GROUP, RDX_BY_RULE, &leases[k], &end));
         THROUGH(w, rdx_tree_insert(w->tree, end, run + end.pages, PAGES / 2 - end.pages, both, 2,
                                    slots, canonical, leases[k], &result));
         THROUGH(w, rdx_tree_insert(w->tree, result.end, run + PAGES / 2, PAGES / 2, both, 1, slots,
@@ -112,14 +112,14 @@ static void scenario(world *w) {
     uint32_t freed;
     for (int32_t k = 0; k < 20; k++) {
         EXPECT_EQ(rdx_lease_release(w->tree, leases[k], k % 2), RDX_OK);
-        EXPECT_EQ(rdx_evict(w->tree, (uint32_t)k % 2, 17, gone, NULL, &freed), RDX_OK);
+        EXPECT_EQ(rdx_evict(w->tree, (uint32_t)k % 2, 17, UINT64_MAX, gone, NULL, &freed), RDX_OK);
     }
 }
 
 static int new_world(world *w) {
     rdx_tree_config config = {
         .page_bytes = 4, .check_ids = 1, .groups = 1, .tiers = 2, .key_bytes = KEY_BYTES};
-    int status = rdx_tree_new(&config, &w->tree);
+    int status = rdx_tree_new(&config, NULL, &w->tree);
     EXPECT(status == RDX_OK || w->tree == NULL);
     return status;
 }
@@ -153,7 +153,7 @@ static void test_a_tree_at_every_allocation(void) {
     int32_t gone[2048];
     uint32_t freed;
     for (uint32_t c = 0; c < COLUMNS; c++)
-        EXPECT_EQ(rdx_evict(w.tree, c, 2048, gone, NULL, &freed), RDX_OK);
+        EXPECT_EQ(rdx_evict(w.tree, c, 2048, UINT64_MAX, gone, NULL, &freed), RDX_OK);
     EXPECT_EQ(rdx_root_free(w.tree, w.root), RDX_OK);
     rdx_tree_stats stats;
     rdx_tree_get_stats(w.tree, &stats);
@@ -179,7 +179,9 @@ static void test_calls_that_need_no_memory(void) {
     }
     uint64_t lease;
     rdx_cursor end;
-    EXPECT_EQ(rdx_lease_take(w.tree, find(&w, run, PAGES), &lease, &end), RDX_OK);
+    EXPECT_EQ(
+        rdx_lease_take(w.tree, find(&w, run, PAGES), RDX_EVERY_GROUP, RDX_BY_RULE, &lease, &end),
+        RDX_OK);
     for (int32_t i = 0; i < PAGES; i++)
         slots[i] = i;
     uint32_t attached, freed;
@@ -194,7 +196,7 @@ static void test_calls_that_need_no_memory(void) {
     rdx_alloc_fail_at(1);
     EXPECT_EQ(rdx_lease_release(w.tree, lease, 1), RDX_OK);
     rdx_alloc_fail_at(1);
-    EXPECT_EQ(rdx_evict(w.tree, 0, 5, slots, NULL, &freed), RDX_OK);
+    EXPECT_EQ(rdx_evict(w.tree, 0, 5, UINT64_MAX, slots, NULL, &freed), RDX_OK);
     EXPECT_EQ(freed, 5);
     rdx_alloc_fail_at(0);
     EXPECT_EQ(rdx_check(w.tree, 1, NULL, 0), RDX_OK);
