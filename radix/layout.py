@@ -204,20 +204,26 @@ class Layout:
         return sum(part.nbytes for part in self.parts)
 
     def view(
-        self, layers: tuple[int, int] | None = None, shards: tuple[int, int] | None = None
+        self,
+        layers: tuple[int, int] | None = None,
+        shards: tuple[int, int] | None = None,
+        *,
+        beginning: bool = False,
     ) -> npt.NDArray[np.void]:
         """The runs that a reader of layers [lo, hi) and store shards [lo, hi) needs.
 
         Each that holds a byte of what it reads, replicated parts among them; in the order of the
         block, each once, without empty ones (dtype ``RUN``; the caller's). None: all.
+        ``beginning``: only of the pieces that begin in these shards, which is what their writer
+        writes, so that the writers of all shards write every run once.
         Raises: ``ValueError`` for a range that is empty or goes beyond the layout.
         Cost: pieces x layers.
         """
         low, high = _range("layers", layers, self.layers)
         left, right = _range("shards", shards, self.store_shards)
-        needed = [span[0] < right and span[1] > left for span in self.spans]
-        chosen = self.runs[:, :, 1] > 0
-        chosen &= np.array(needed)[:, None]
+        first, end = np.array(self.spans).T
+        needed = (first < right) & ((first >= left) if beginning else (end > left))
+        chosen = (self.runs[:, :, 1] > 0) & needed[:, None]
         chosen[:, :low] = False
         chosen[:, high:] = False
         piece, layer = np.nonzero(chosen)

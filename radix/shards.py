@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from radix.errors import UnsupportedError
 from radix.groups import Group
-from radix.layout import Layout, _positive
+from radix.layout import RUN, Layout, _positive
 
 Blocks = npt.NDArray[np.int64]
 
@@ -170,21 +170,20 @@ class Shards:
         """The runs of a block that the rank needs of the blocks that it holds: those of its layers
         and of its shard, replicated parts among them (dtype ``layout.RUN``). Cost: the runs.
         """
-        first, end = self.layers_of(rank)
-        if first == end:
-            return self.group.layout.view()[:0]
-        return self.group.layout.view((first, end), self.span(rank))
+        return self._view(rank, beginning=False)
 
     def written(self, rank: int) -> npt.NDArray[np.void]:
-        """The runs that the rank writes of the blocks that it writes: of those that it reads, the
-        ones whose first store shard is its own. What ranks with other shards hold too, the ones
-        with the first of these shards write.
+        """The runs that the rank writes of the blocks that it writes: of those that it reads the
+        ones that begin in its shard. What other shards hold too, the rank of the first of them
+        writes.
         """
-        view = self.reads(rank)
-        low, high = self.span(rank)
-        firsts = np.array([first for first, _ in self.group.layout.spans])[view["piece"]]
-        mine: npt.NDArray[np.void] = view[(firsts >= low) & (firsts < high)]
-        return mine
+        return self._view(rank, beginning=True)
+
+    def _view(self, rank: int, *, beginning: bool) -> npt.NDArray[np.void]:
+        first, end = self.layers_of(rank)
+        if first == end:
+            return np.empty(0, RUN)
+        return self.group.layout.view((first, end), self.span(rank), beginning=beginning)
 
     def writes(self, rank: int, blocks: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which of these blocks (absolute numbers) the rank writes its runs of. Of the replicas of
