@@ -9,7 +9,7 @@ import sys
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError("radix does not support free-threaded Python yet; use a build with the GIL")
 
-from radix.cache import Inserted, PrefixCache
+from radix.cache import PrefixCache
 from radix.errors import (
     BusyError,
     CacheError,
@@ -28,6 +28,7 @@ from radix.errors import (
 )
 from radix.events import KeysDone, RequestState
 from radix.groups import Cost, Group, Retention
+from radix.inserting import Inserted
 from radix.keys import Namespace
 from radix.keysets import Fetch, FetchState, FlatLease, Reservation, hash_keys
 from radix.layout import Layout, Part

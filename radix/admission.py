@@ -5,33 +5,52 @@ admission and the sizing of pools share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radix.errors import NeverFitsError
+from radix.groups import Rule
+from radix.policy.checkpoint import ROLLING
 from radix.residency import Residency
 from radix.tier import Slots
 
 
-def blocks_needed(tokens: int, page_tokens: int) -> int:
-    """Blocks a group that a request of ``tokens`` tokens, generated ones included, fills."""
-    return -(-tokens // page_tokens)
+def blocks_needed(
+    rule: Rule, tokens: int, chunk_tokens: int | None = None, align_tokens: int = 1
+) -> int:
+    """Blocks of one group that a request of ``tokens`` tokens, generated ones included, holds at
+    once in the first tier.
+
+    Every block, one a token run of the grid; where only the last tokens count and a step computes
+    at most ``chunk_tokens``, what a window and a chunk overlap, and the window of the last length
+    that can be hit (a multiple of ``align_tokens``); of a state the running one and the two that
+    roll.
+    """
+    if rule.per_position:
+        return 1 + ROLLING
+    blocks = -(-tokens // rule.grid_tokens)
+    if rule.everywhere or not rule.kept or chunk_tokens is None:
+        return blocks
+    span = rule.reach_tokens + chunk_tokens + align_tokens - 1
+    return min(blocks, -(-(span - 1) // rule.grid_tokens) + 1)
 
 
-def check_fits(residency: Residency, pages: int) -> None:
-    """R0: ``NeverFitsError`` at once for what no waiting can make fit."""
+def check_fits(residency: Residency, needed: Sequence[int]) -> None:
+    """R0: ``NeverFitsError`` at once for what no waiting can make fit. ``needed``: by group."""
     for group, spec in enumerate(residency.groups):
         capacity = residency.tiers[0].capacity_blocks(group)
-        if pages > capacity:
+        if needed[group] > capacity:
             raise NeverFitsError(
                 f"tier {residency.tiers[0].name!r}, group {spec.name!r}",
-                needed=pages,
+                needed=needed[group],
                 capacity=capacity,
             )
 
 
-def reserve_all(residency: Residency, count: int) -> list[Slots]:
-    """``count`` slots of the first tier in every group, or none at all (R4)."""
+def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:
+    """``counts[group]`` slots of the first tier in every group, or none at all (R4)."""
     taken: list[Slots] = []
     try:
-        for group in range(len(residency.groups)):
+        for group, count in enumerate(counts):
             taken.append(residency.reserve(0, group, count))
     except BaseException:
         for group, slots in enumerate(taken):

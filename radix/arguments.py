@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from radix.errors import UnsupportedError
-from radix.groups import Group
+from radix.groups import Group, Rule
 from radix.keys import Tokens, as_tokens, check_range
 from radix.tier import Slots, Tier
 
@@ -63,23 +63,25 @@ def page_tokens_of(value: object) -> int:
     return value
 
 
-def rows_of(name: str, rows: Sequence[object], groups: int) -> list[Slots]:
-    """The engine's slots, one int32 row a group."""
-    result = [slots_of(f"{name}[{group}]", row) for group, row in enumerate(rows)]
-    if len(result) != groups:
-        raise ValueError(f"{name}: {len(result)} rows, expected one for each of {groups} groups")
-    return result
+def rows_of(name: str, rows: Sequence[object], rules: Sequence[Rule]) -> list[Slots]:
+    """The engine's slots, one int32 row a group; -1 for none where not every block is needed."""
+    if len(rows) != len(rules):
+        raise ValueError(f"{name}: {len(rows)} rows, expected one for each of {len(rules)} groups")
+    return [
+        slots_of(f"{name}[{group}]", row, 0 if rule.everywhere and rule.block_pages == 1 else -1)
+        for group, (row, rule) in enumerate(zip(rows, rules, strict=True))
+    ]
 
 
-def slots_of(name: str, row: object) -> Slots:
-    """A row of slot numbers, int32."""
+def slots_of(name: str, row: object, least: int = 0) -> Slots:
+    """A row of slot numbers from ``least`` on, int32."""
     array = np.asarray(row)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, not {array.ndim}")
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, not {array.dtype}")
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 31:
-        raise ValueError(f"{name} must hold slots from 0 on, not {int(array.min())}")
+    if array.size and not least <= int(array.min()) <= int(array.max()) < 1 << 31:
+        raise ValueError(f"{name} must hold slots from {least} on, not {int(array.min())}")
     return np.ascontiguousarray(array, np.int32)
 
 
@@ -104,18 +106,43 @@ def check_supported(groups: tuple[Group, ...], tiers: int, page_tokens: int) -> 
             f"{len(groups)} groups over {tiers} tiers: at most {MOST_COLUMNS} pairs of the two"
         )
     for group in groups:
-        if group.retention.rule != "full" or group.per_sequence or group.lookahead:
-            raise UnsupportedError(
-                f"group {group.name!r}: retention {group.retention.rule!r} is not in this version"
-            )
-        if not group.lookup:
+        rule = group.retention.rule
+        if not group.lookup and rule != "scratch":
             raise UnsupportedError(
                 f"group {group.name!r}: a group without lookup is not in this version"
             )
-        if group.grid_tokens not in (None, page_tokens):
+        if group.per_sequence and rule != "state":
             raise UnsupportedError(
-                f"group {group.name!r}: blocks of {group.grid_tokens} tokens over pages of "
-                f"{page_tokens} are not in this version"
+                f"group {group.name!r}: one block a sequence with retention {rule!r} is not in "
+                "this version"
             )
-        if group.layout.store_shards != 1:
-            raise UnsupportedError(f"group {group.name!r}: sharded blocks are not in this version")
+        blocks = group.grid_tokens not in (None, page_tokens)
+        if group.lookahead and (blocks or rule not in ("full", "window")):
+            raise UnsupportedError(
+                f"group {group.name!r}: lookahead with retention {rule!r} and blocks of "
+                f"{group.grid_tokens or page_tokens} tokens is not in this version"
+            )
+    if all(group.retention.rule == "scratch" for group in groups):
+        raise ValueError("groups: none of them is ever cached")
+
+
+def at_least_one(name: str, value: object) -> int:
+    """``value`` as a count of at least 1; ``TypeError`` or ``ValueError`` names it."""
+    count = count_of(name, value)
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, not {count}")
+    return count
+
+
+def numbers_of(name: str, values: Sequence[object]) -> list[int]:
+    """A sequence of counts; ``TypeError`` or ``ValueError`` names the one that is none."""
+    return [count_of(f"{name}[{index}]", value) for index, value in enumerate(values)]
+
+
+def boundaries_of(values: Sequence[object], tokens: int) -> list[int]:
+    """Lengths inside a prompt of ``tokens`` tokens."""
+    found = numbers_of("boundaries", values)
+    for value in found:
+        if not 0 < value <= tokens:
+            raise ValueError(f"boundaries: {value} is not in the prompt of {tokens} tokens")
+    return found

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 
 from radix.errors import InvariantError
 from radix.events import RequestState
+from radix.lifecycle import LIVE
 from radix.plan import Cursor
-from radix.requests import LIVE, Requests
+from radix.requests import Requests
 from radix.residency import Residency
 from radix.transfers import Transfers
+from radix.tree import NO_SLOT
 
 Owned = dict[int, str]  # slot -> its owner
 
@@ -30,7 +32,7 @@ def check_slots(
         for work in requests.works.values():
             holds = work.state in LIVE or work.state is RequestState.GENERATION_DONE
             for group in range(len(residency.groups) if holds else 0):
-                private = work.table[group][work.shared :].tolist()
+                private = work.held[group].private().tolist()
                 _claim(owned[0, group], private, f"request {work.number}")
         for group, fenced in enumerate(requests.fenced):
             _claim(owned[0, group], fenced, "the quarantine")
@@ -83,6 +85,7 @@ def _of_the_tree(residency: Residency, roots: Iterable[int]) -> dict[tuple[int, 
                 lo, hi = tree.interval(node.node, tree.column(group, tier))
                 if hi > lo:
                     here = residency.slots(at, group, tier, node.start + lo, hi - lo)
+                    here = here[here != NO_SLOT]
                     _claim(slots, here.tolist(), f"the tree at page {node.start + lo}")
     return owned
 

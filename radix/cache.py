@@ -6,18 +6,20 @@ to what was asked), and one thread at a time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from radix._native import Match, tree_insert, tree_match
-from radix.admission import reserve_all
+from radix._native import Match, tree_match
 from radix.arguments import (
+    at_least_one,
+    boundaries_of,
     check_supported,
     count_of,
     int32,
+    numbers_of,
     page_tokens_of,
     prompt_of,
     slots_of,
@@ -28,15 +30,18 @@ from radix.errors import LeaseError, RequestError
 from radix.events import Event
 from radix.facade import Facade
 from radix.gate import Gate
-from radix.groups import Group, check_groups
+from radix.groups import Group, check_groups, rule_of
+from radix.inserting import Inserted as Inserted
+from radix.inserting import Inserting
 from radix.keys import Namespace, Tokens, check_range
-from radix.lease import Lease, drain
+from radix.lease import Lease, drain, mask_of
 from radix.lifecycle import Fences
 from radix.metrics import Metrics
-from radix.misses import explain, miss_reason
+from radix.misses import aligned, explain, miss_reason
 from radix.namespaces import Namespaces
 from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
 from radix.plan import Cursor, Explanation
+from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import check_policy
 from radix.request import Request
 from radix.requests import Requests
@@ -44,21 +49,10 @@ from radix.residency import Residency
 from radix.restoring import adopt
 from radix.tier import Slots, Tier
 from radix.transfers import Transfers
-from radix.tree import NO_SLOT, TreeCore
+from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 WRITE_POLICIES = ("write_through", "none")
-
-
-class Inserted(NamedTuple):
-    """What an insert did, in pages; by group, ``slots`` are those that count from now on, and
-    ``duplicates`` those of the caller's that were not needed: they are the engine's again (shared).
-    """
-
-    existing_pages: int
-    created_pages: int
-    slots: list[Slots]
-    duplicates: list[Slots]
 
 
 class PrefixCache(Facade):
@@ -82,13 +76,16 @@ class PrefixCache(Facade):
         events: bool = False,
         clock: Callable[[], int] = lambda: 0,
         seed: int = 0,
+        align_tokens: int = 1,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
         ``tiers``: fastest first; they are the cache's from now on and closed with it. ``events``:
         keep the stream of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for
-        events alone. Raises ``ValueError`` or ``TypeError`` for a bad argument, ``TierError`` for
-        a tier that does not open; nothing stays open then.
+        events alone. ``align_tokens``: hits are multiples of it, beside the groups' own grids.
+        ``checkpoints``: how densely states are kept. Raises ``ValueError`` or ``TypeError`` for a
+        bad argument, ``TierError`` for a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -97,6 +94,8 @@ class PrefixCache(Facade):
             raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
         self.ownership = ownership
         check_supported(self.groups, len(media), self.page_tokens)
+        rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
+        self.align_tokens = math.lcm(self.page_tokens, at_least_one("align_tokens", align_tokens))
         check_policy(policy)
         if write not in WRITE_POLICIES:
             raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
@@ -116,14 +115,15 @@ class PrefixCache(Facade):
         self._dropped: deque[int] = deque()
         self.tree = TreeCore(
             self.page_tokens * 4,
-            groups=len(self.groups),
+            groups=rules,
             tiers=len(placed),
+            page_tokens=self.page_tokens,
             keep_keys=events or len(placed) > 1 or lent or placed[0].capability.persistent,
             seed=seed,
         )
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens)
         stream = self._events if events else None
-        self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream)
+        self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
         self.residency.root_keys = self._spaces.keys
         self.transfers = Transfers(
             self.residency,
@@ -136,7 +136,18 @@ class PrefixCache(Facade):
         )
         self.fences = Fences()
         self.requests = Requests(
-            self.residency, self.transfers, self.fences, self.page_tokens, clock, self._events
+            self.residency,
+            self.transfers,
+            self.fences,
+            self.page_tokens,
+            clock,
+            self._events,
+            self.align_tokens,
+            checkpoints,
+        )
+        self.align_tokens = self.requests.align_tokens
+        self._inserting = Inserting(
+            self.residency, self.transfers, self.page_tokens, self.align_tokens, self._shared
         )
         self._open(media)
 
@@ -148,7 +159,12 @@ class PrefixCache(Facade):
                 tier.attach(self.groups, self.page_tokens * 4, upper)
                 opened.append(tier)
             for number, tier in enumerate(self.residency.tiers):
-                for found in tier.restore():
+                found_here = sorted(
+                    # blocks that stand alone link to pages that others bring
+                    tier.restore(),
+                    key=lambda each: not self.residency.rules[each.group].everywhere,
+                )
+                for found in found_here:
                     adopt(self.residency, self._spaces, number, found)
         except BaseException:
             for tier in reversed(opened):
@@ -169,26 +185,35 @@ class PrefixCache(Facade):
         slots: Sequence[object] | None = None,
         device_tokens: int = 0,
         cacheable_upto: int | None = None,
+        chunk_tokens: int | None = None,
+        boundaries: Sequence[int] = (),
+        leave: int = 1,
     ) -> Request:
         """Starts a request: pins its hit, reserves its pages, starts the loads, all or nothing.
 
         ``tokens``: the prompt, int32 (other integers are converted once). ``new_tokens``: room to
         reserve for what will be sampled. ``slots``: by group, the engine's free slots to use
         (shared) or its page table (borrowed). ``device_tokens``: the engine's own device hit
-        (borrowed). ``cacheable_upto``: tokens of which the state may be kept. Raises
-        ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
+        (borrowed). ``cacheable_upto``: tokens of which the state may be kept. ``chunk_tokens``: no
+        step computes more, so that windows need no more (``Request.prepare``). ``boundaries``:
+        lengths in tokens, as the end of the system prompt, at which a later request is to hit.
+        ``leave``: tokens at the end that are computed in any case. Raises ``NeverFitsError``,
+        ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
         """
         prompt = prompt_of(tokens)
         room = count_of("new_tokens", new_tokens)
         limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
+        chunk = None if chunk_tokens is None else at_least_one("chunk_tokens", chunk_tokens)
+        ends = boundaries_of(boundaries, len(prompt))
+        left = at_least_one("leave", leave)
         most, page = count_of("device_tokens", device_tokens), self.page_tokens
         rows = rows_for_prompt(
-            self.ownership, slots, len(self.groups), page, len(prompt), room, most
+            self.ownership, slots, self.residency.rules, page, len(prompt), room, most
         )
         with self.gate:
             self._drain()
             root = self._spaces.root(namespace)
-            match = self.tree.match(root, prompt, 1, self.residency.readable())
+            match = self._match(root, prompt, left)
             device_pages = most // page
             reason = ""
             if match.limit_pages > max(match.hit_pages, device_pages):
@@ -197,13 +222,23 @@ class PrefixCache(Facade):
             if self._shared is not None and rows is not None:
                 self._shared.offer_all(rows)
             try:
-                work = self.requests.admit(root, prompt, room, match, rows, device_pages, limit)
+                work = self.requests.admit(
+                    root, prompt, room, match, rows, device_pages, limit, chunk, ends
+                )
             except BaseException:
                 if self._shared is not None and rows is not None:
                     self._shared.withdraw_all(rows)
                 raise
             self._count(match.limit_pages, len(prompt), work.admitted_pages, reason)
             return Request(self, work)
+
+    def _match(self, root: int, tokens: Tokens, leave: int) -> Match:
+        """The match with hits that are multiples of ``align_tokens``."""
+        found = self.tree.match(root, tokens, leave, self.residency.readable())
+        step = self.align_tokens // self.page_tokens
+        if step > 1 and (found.hit_pages % step or found.device_pages % step):
+            return aligned(self.residency, root, found, step)
+        return found
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:
@@ -268,14 +303,18 @@ class PrefixCache(Facade):
         finally:
             gate.leave()
 
-    def lease(self, cursor: Cursor) -> Lease:
+    def lease(self, cursor: Cursor, *, groups: Sequence[int] | None = None) -> Lease:
         """Pins the path to ``cursor``; a stale one pins a shorter path, never another.
+
+        Of groups that need not every block it pins what a hit at its end needs; ``groups``: of
+        these alone.
 
         ``StaleError`` where its whole namespace, empty, has gone meanwhile: match again.
         """
         with self.gate:
             self._drain()
-            return Lease(self.tree, cursor, self._dropped, self.gate)
+            mask = EVERY_GROUP if groups is None else mask_of(groups)
+            return Lease(self.tree, cursor, self._dropped, self.gate, mask)
 
     def insert(
         self,
@@ -284,15 +323,18 @@ class PrefixCache(Facade):
         *,
         slots: Sequence[object] | None = None,
         partial: bool = False,
+        boundaries: Sequence[int] = (),
     ) -> Inserted:
         """Shares the full pages of ``tokens`` behind the end of ``lease``, whose bytes are final.
 
         The lease then covers them. ``tokens``: the whole prompt. ``slots``: by group, the slots
-        that hold the new pages (shared). Where the cache owns the slots it picks them itself, over
-        a first tier without bytes only: requests fill theirs before ``computed``.
-        ``partial``: insert what fits instead of raising ``CapacityError``. Raises ``LeaseError``
-        for a lease that is released, another cache's, or ends behind what the device holds;
-        ``ValueError``, ``SlotError``. Cost: the new pages.
+        that hold the new pages, -1 where there is none (shared): the i-th is of the block that
+        stands at the i-th new page. Where the cache owns the slots it picks them itself, over a
+        first tier without bytes only: requests fill theirs before ``computed``. ``boundaries``:
+        lengths in tokens at which a hit is to be possible beside the end; checkpoints stand there
+        alone. ``partial``: insert what fits instead of raising ``CapacityError``. Raises
+        ``LeaseError`` for a lease that is released, another cache's, or ends behind what the
+        device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
         """
         run = int32(tokens)
         with self.gate:
@@ -300,83 +342,62 @@ class PrefixCache(Facade):
             if self._lent:
                 raise RequestError("insert: borrowed device slots enter by computed alone")
             first = lease.cursor.pages
-            count = len(run) // self.page_tokens - first
-            if count < 0:
-                count = 0
+            count = max(0, len(run) // self.page_tokens - first)
+            inserting = self._inserting
+            lengths = inserting.boundaries(
+                numbers_of("boundaries", boundaries), first, first + count
+            )
             rows: list[Slots] | None = None
             if slots is not None or self._shared is not None:
-                rows = rows_for_insert(self.ownership, slots, len(self.groups), count)
+                rows = rows_for_insert(self.ownership, slots, self.residency.rules, count)
             if first and len(self.residency.tiers) > 1:
                 self._on_device(lease)
-            if partial and rows is None:
-                room = [self.residency.available(0, group) for group in range(len(self.groups))]
-                count = max(0, min(count, *room))
             if count == 0:
                 return Inserted(0, 0, [], [])
             if rows is None:
-                if self.residency.tiers[0].capability.holds_bytes:
-                    check_range(run)
-                    raise RequestError(
-                        "insert: nobody has written the slots that the cache owns; "
-                        "use admit and computed, or shared slots"
-                    )
-                return self._insert(run, lease, first, reserve_all(self.residency, count))
+                return self._insert_owned(run, lease, count, lengths, partial)
             shared = self._adopted()
-            shared.adopt_all(rows)
+            rows, unneeded = inserting.needed(rows, first, lengths)
+            shared.adopt_all([row[row != NO_SLOT] for row in rows])
             try:
-                result = self._insert(run, lease, first, rows)
+                result = inserting.insert(run, lease, first, rows)
             except BaseException:
-                shared.withdraw_all(rows)
+                shared.withdraw_all([row[row != NO_SLOT] for row in rows])
                 raise
             for group, row in enumerate(result.duplicates):
                 shared.withdraw(group, row)
+                result.duplicates[group] = np.concatenate((row, unneeded[group]))
             return result
 
+    def _insert_owned(
+        self, run: Tokens, lease: Lease, count: int, lengths: list[int], partial: bool
+    ) -> Inserted:
+        if self.residency.tiers[0].capability.holds_bytes:
+            check_range(run)
+            raise RequestError(
+                "insert: nobody has written the slots that the cache owns; "
+                "use admit and computed, or shared slots"
+            )
+        inserting, first, at = self._inserting, lease.cursor.pages, lease.cursor
+        if inserting.parts:  # pages behind the hit may stand in the tree already
+            found = self.tree.match(at.root, run, 0, 0)
+            at = Cursor(at.root, found.node, found.structural_pages)
+        if partial:
+            count, rows = inserting.fitting(at, first, count, lengths)
+            if count == 0:
+                return Inserted(0, 0, [], [])
+        else:
+            rows = inserting.reserve(first, first + count, lengths, at)
+        return inserting.insert(run, lease, first, rows)
+
     def _on_device(self, lease: Lease) -> None:
-        for group in range(len(self.groups)):
+        for group, rule in enumerate(self.residency.rules):
+            if not rule.everywhere or rule.block_pages > 1 or rule.lookahead_pages:
+                continue
             if self.residency.slots(lease.cursor, group, 0, lease.pages - 1, 1)[0] == NO_SLOT:
                 raise LeaseError(
                     f"the lease ends at page {lease.pages}, which the first tier does not hold"
                 )
-
-    def _insert(self, run: Tokens, lease: Lease, first: int, given: list[Slots]) -> Inserted:
-        page, tier, count = self.page_tokens, self.residency.tiers[0], len(given[0])
-        slots = np.stack(given) if len(given) > 1 else given[0]
-        canonical = np.empty((len(given), count), np.int32)
-        try:
-            root, node, pages = lease.cursor
-            result = tree_insert(
-                self.tree.capsule,
-                root,
-                node,
-                pages,
-                run[first * page : (first + count) * page],
-                self.requests.columns,
-                slots,
-                canonical,
-                lease.native(self.tree),
-            )
-        except BaseException:
-            for group, row in enumerate(given):
-                tier.abort(group, row)
-            raise
-        lease.cursor = _tuple(Cursor, (root, result[0], result[1]))
-        twice: list[Slots] = []
-        for group, row in enumerate(given):
-            kept = canonical[group]
-            if self.residency.events is None and kept.tobytes() == row.tobytes():
-                # As mostly; so it takes a fifth of what comparing them in numpy takes.
-                tier.commit(group, row)
-                twice.append(row[:0])
-                continue
-            taken = kept == row
-            tier.commit(group, row[taken])
-            tier.abort(group, row[~taken])
-            twice.append(row[~taken])
-            self.residency.stored(lease.cursor, group, 0, first, taken)
-        for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
-            self.transfers.count("declined", refused.target, refused.group, refused.blocks)
-        return Inserted(result.existing, result.created, list(canonical), twice)
 
     def evict(self, group: int, count: int, *, tier: int = 0) -> Slots:
         """Evicts up to ``count`` blocks of a group, oldest first; the slots that went.
@@ -422,8 +443,8 @@ class PrefixCache(Facade):
         prompt = prompt_of(tokens)
         with self.gate:
             root = self._spaces.root(namespace)
-            match = self.tree.match(root, prompt, 1, self.residency.readable())
-            return explain(self.residency, match, root, prompt, self.page_tokens)
+            match = self._match(root, prompt, 1)
+            return explain(self.residency, match, root, prompt, self.page_tokens, self.align_tokens)
 
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""

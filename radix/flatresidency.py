@@ -128,7 +128,7 @@ class FlatResidency(Residency):
             self._give_back(tier, move.group, slots[had])
 
     # ------------------------------------------------------------ names
-    def _take(self, column: int, count: int) -> tuple[Slots, Keys | None]:
+    def _take(self, column: int, count: int, upto: int) -> tuple[Slots, Keys | None]:
         slots, keys, roots = evict(self.tree, column, count)
         return slots, self._ids(keys, roots)
 

@@ -111,17 +111,17 @@ class Rule:
     @property
     def everywhere(self) -> bool:
         """Whether a hit at n needs every block of [0, n)."""
-        return self.code == lib.RDX_RULE_FULL
+        return bool(self.code == lib.RDX_RULE_FULL)
 
     @property
     def per_position(self) -> bool:
         """Whether a hit at n needs one snapshot, taken exactly at n."""
-        return self.code == lib.RDX_RULE_STATE
+        return bool(self.code == lib.RDX_RULE_STATE)
 
     @property
     def kept(self) -> bool:
         """Whether its blocks are ever cached."""
-        return self.code != lib.RDX_RULE_SCRATCH
+        return bool(self.code != lib.RDX_RULE_SCRATCH)
 
     def first_page(self, pages: int) -> int:
         """The first of the pages [first, ``pages``) whose blocks a hit of ``pages`` pages needs.

@@ -6,15 +6,24 @@ drains; it is given back then, and counted.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 
 from radix._native import lease_take
 from radix.errors import LeaseError
 from radix.gate import Gate
 from radix.plan import Cursor
-from radix.tree import TreeCore
+from radix.tree import BY_RULE, EVERY_GROUP, TreeCore
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+def mask_of(groups: Sequence[int]) -> int:
+    """Group numbers as bits."""
+    mask = 0
+    for group in groups:
+        mask |= 1 << group
+    return mask
 
 
 class Lease:
@@ -25,13 +34,20 @@ class Lease:
 
     __slots__ = ("_dropped", "_id", "_owner", "_tree", "cursor")
 
-    def __init__(self, tree: TreeCore, cursor: Cursor, dropped: deque[int], owner: Gate) -> None:
+    def __init__(
+        self,
+        tree: TreeCore,
+        cursor: Cursor,
+        dropped: deque[int],
+        owner: Gate,
+        mask: int = EVERY_GROUP,
+    ) -> None:
         self._id = 0  # what __del__ reads if the tree refuses
         self._tree = tree
         self._dropped = dropped
         self._owner = owner
         root, node, pages = cursor
-        self._id, node, pages = lease_take(tree.capsule, root, node, pages)
+        self._id, node, pages = lease_take(tree.capsule, root, node, pages, mask, BY_RULE)
         self.cursor = _tuple(Cursor, (root, node, pages))
 
     @property
@@ -63,6 +79,13 @@ class Lease:
             with self._owner:
                 self._tree.release(number)
         self._id = 0
+
+    def narrow(self, groups: Sequence[int]) -> None:
+        """Lets go of what it pins of other groups than these, but for groups of which every block
+        counts: those are pinned on its whole path to the end.
+        """
+        with self._owner:
+            self._tree.narrow(self.native(self._tree), mask_of(groups))
 
     def move(self, cursor: Cursor) -> None:
         """Ends it elsewhere on its path; the new end is pinned before the old one is let go."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.events import RequestState
+from radix.groups import Rule
 from radix.keys import Tokens
 from radix.plan import Cursor, Move
 from radix.tier import Slots
@@ -90,18 +91,99 @@ class Fences:
                 action()
 
 
+Mask = npt.NDArray[np.bool_]
+NO_SLOT = -1
+LIVE = (RequestState.LOADING, RequestState.RUNNING)
+
+
+@dataclass(slots=True)
+class Held:
+    """What one request holds of one group in the first tier, by page: the block that ends with page
+    p has its slot at p, every other page has -1. ``own``: the slot is private, not the tree's.
+
+        every block      | the tree's ........... | own: coming, being computed, reserved |
+        the last tokens  -1 -1 -1 | the tree's or own | own .................................|
+        one snapshot     -1 .. own snapshot, not yet shared .. -1     ``running``: updated in place
+
+    ``shared``: pages from the root whose blocks are all the tree's, where every block is needed.
+    ``needed``, ``here``, ``coming``, by page of the hit: entries that it needs, those that are in
+    the first tier, those on their way there; ``loaded``: those that came from a lower tier.
+    ``spare``: own slots that no page has now; ``reuses``: pages take theirs from there.
+    """
+
+    rule: Rule
+    slots: Slots
+    own: Mask
+    reuses: bool = False
+    shared: int = 0
+    running: int = NO_SLOT
+    spare: list[int] = field(default_factory=list)
+    needed: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    here: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    coming: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    loaded: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    @classmethod
+    def empty(cls, rule: Rule, pages: int, hit: int, *, reuses: bool) -> Held:
+        """Nothing yet, for ``pages`` pages of which ``hit`` may be a hit."""
+        count = whole_blocks(rule, pages)
+        none = [np.zeros(hit, np.bool_) for _ in range(4)]
+        return cls(
+            rule,
+            np.full(count, NO_SLOT, np.int32),
+            np.zeros(count, np.bool_),
+            reuses and not rule.everywhere and not rule.per_position,
+            needed=none[0],
+            here=none[1],
+            coming=none[2],
+            loaded=none[3],
+        )
+
+    def ends(self, lo: int, hi: int) -> npt.NDArray[np.int64]:
+        """The pages of [lo, hi) at which a block ends."""
+        size = self.rule.block_pages
+        return np.arange(-(-(lo + 1) // size) * size - 1, hi, size, dtype=np.int64)
+
+    def wanted(self, hit: int) -> npt.NDArray[np.int64]:
+        """The pages whose entries a hit of ``hit`` pages needs."""
+        if not self.rule.lookup or not hit:
+            return np.empty(0, np.int64)
+        return self.ends(self.rule.first_page(hit), hit)
+
+    def private(self) -> Slots:
+        """Every slot that is the request's own."""
+        more = self.spare if self.running == NO_SLOT else [*self.spare, self.running]
+        return np.concatenate((self.slots[self.own], np.array(more, np.int32)))
+
+    def release(self) -> Slots:
+        """Gives up every own slot: which they were."""
+        slots = self.private()
+        self.slots[self.own] = NO_SLOT
+        self.own[:] = False
+        self.spare, self.running = [], NO_SLOT
+        return slots
+
+    def grow(self, pages: int) -> None:
+        """Room for ``pages`` pages."""
+        more = whole_blocks(self.rule, pages) - len(self.slots)
+        if more > 0:
+            self.slots = np.concatenate((self.slots, np.full(more, NO_SLOT, np.int32)))
+            self.own = np.concatenate((self.own, np.zeros(more, np.bool_)))
+
+
+def whole_blocks(rule: Rule, pages: int) -> int:
+    """``pages``, up to the end of the last block that they touch."""
+    return -(-pages // rule.block_pages) * rule.block_pages
+
+
 @dataclass(slots=True)
 class Work:
-    """What the cache knows of one request. ``table[g][i]``: the slot of page i in the first tier,
-    canonical (the tree's) for i < ``shared``, private from there on.
+    """What the cache knows of one request; by group, ``held``.
 
-        LOADING   0 ....... frontier ....... hit ....... pages
-                  | shared  | private: on the way, arrived, or reserved
-        RUNNING   0 ....... inserted ................... pages
-                  | shared  | private: being computed, or reserved
-
-    ``ready`` and ``coming``, by group: pages of the hit whose bytes arrived in private slots, and
-    those on their way there; empty where nothing has to be loaded.
+    ``inserted``: pages from the root, leased, at the end of which it goes on inserting; ``marks``:
+    lengths in pages at which what a hit there needs is to be kept, ascending; ``rolling``: lengths
+    of snapshots of which only the last is kept; ``branch``: where the hit ends short of what the
+    tree knows (0: nowhere); ``chunk``: tokens of a step, where bounded.
     """
 
     number: int
@@ -110,16 +192,21 @@ class Work:
     prompt_tokens: int
     lease: int
     at: Cursor
-    table: list[Slots]
+    held: list[Held]
     pages: int
     hit_pages: int
-    frontier: int  # pages of the hit that are in the first tier, from the root on
     inserted: int
     admitted_pages: int  # the hit at admission, before any load failed
-    origin: npt.NDArray[np.int8]  # by page of that hit: the tier that serves it
-    ready: list[npt.NDArray[np.bool_]]
-    coming: list[npt.NDArray[np.bool_]]
     cacheable: int | None
+    origin: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+    chunk: int | None = None
+    branch: int = 0
+    marks: list[int] = field(default_factory=list)
+    rolling: list[int] = field(default_factory=list)
+    ahead: int = 0  # a second lease, on what lies behind the hit of a group that looks ahead
+    device_pages: int = 0  # the engine's own hit, where it lends its slots
+    short: bool = False  # the hit became shorter, and slots for what follows it are missing
+    settled: bool = False  # the last boundary was kept
     state: RequestState = RequestState.LOADING
     computed: int = 0
     told: int = 0
@@ -130,9 +217,21 @@ class Work:
     ran: bool = False
 
     @property
+    def table(self) -> list[Slots]:
+        """The slots of every group, by page."""
+        return [held.slots for held in self.held]
+
+    @property
     def shared(self) -> int:
-        """Pages whose slots are the tree's."""
-        return self.inserted if self.ran else self.frontier
+        """Pages from the root on whose slots are the tree's, where every block is needed."""
+        if self.ran:
+            return self.inserted
+        return min((held.shared for held in self.held if held.rule.everywhere), default=0)
+
+    @property
+    def missing(self) -> bool:
+        """Whether the hit needs something that is not in the first tier."""
+        return any(bool((held.needed & ~held.here).any()) for held in self.held)
 
     def append(self, tokens: Tokens) -> None:
         """Adds tokens behind the others; grows by doubling."""

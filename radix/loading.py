@@ -1,10 +1,11 @@
-"""The hit of a request on its way to the first tier: loads that move what is missing, pages
-attached in order as they arrive, and a hit that becomes shorter, once and for all groups, where
-something does not come (C78-C80). Keeps I21 (no gap on the first tier) and I22.
+"""The hit of a request on its way to the first tier: what each group needs of it, loads that move
+what is missing, blocks shared as they arrive, and a hit that becomes shorter, once and for all
+groups, where something does not come (C78-C80). Keeps I21 (no gap on the first tier) and I22.
 
-    pages   0 ........ frontier ........ hit
-    tree    | canonical | other groups may have more
-    table   | the same  | private: reserved, coming, ready
+    pages            0 .............................. hit
+    every block      | the tree's .. | own: coming, here |
+    the last tokens                     | the tree's, own |
+    one snapshot                                        s   loaded or copied into the running slot
 """
 
 from __future__ import annotations
@@ -12,68 +13,181 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from radix.admission import blocks_needed, reserve_all
 from radix.errors import CapacityError, TierError
 from radix.events import RequestState
-from radix.lifecycle import Work
+from radix.lifecycle import Held, Mask, Work
+from radix.misses import stepped
 from radix.plan import Move
 from radix.residency import Residency
 from radix.tier import TierMode, Urgency
 from radix.transfers import Job, Transfers
 from radix.tree import NO_SLOT
 
-Mask = npt.NDArray[np.bool_]
+Pages = npt.NDArray[np.int64]
 
 
 class Loading:
-    """Loads for requests that are LOADING. Go on: ``advance``. End: ``ended``, ``shorten``.
-
-    Ask: ``source_of``, ``origin_of``.
+    """Loads for requests that are LOADING. Begin: ``lay``. Go on: ``advance``. End: ``ended``,
+    ``shorten``. Ask: ``source_of``, ``origin_of``.
     """
 
-    def __init__(self, residency: Residency, transfers: Transfers, page_tokens: int) -> None:
+    def __init__(
+        self, residency: Residency, transfers: Transfers, page_tokens: int, align_tokens: int = 1
+    ) -> None:
         self.residency = residency
         self.transfers = transfers
         self.page_tokens = page_tokens
+        self.align_tokens = align_tokens
         self.placed = transfers.borrowed is None
         self.top = 0 if self.placed else -1  # the number of the device in moves
-        self._groups = len(residency.groups)
 
     # ------------------------------------------------------------ where blocks are
-    def source_of(self, work: Work, group: int, lo: int, hi: int) -> npt.NDArray[np.int8]:
-        """For pages [lo, hi) of the hit the uppermost readable tier that holds them, or -1."""
-        source = np.full(hi - lo, -1, np.int8)
+    def source_of(self, work: Work, group: int, pages: Pages) -> npt.NDArray[np.int8]:
+        """For ascending pages of the hit the uppermost readable tier that holds them, or -1."""
+        source = np.full(len(pages), -1, np.int8)
+        if not len(pages):
+            return source
+        first = int(pages[0])
+        count = int(pages[-1]) - first + 1
         for tier in reversed(range(len(self.residency.tiers))):
             if self.residency.tiers[tier].mode is not TierMode.OFF:
-                have = self.residency.slots(work.at, group, tier, lo, hi - lo) != NO_SLOT
-                source[have] = tier
+                have = self.residency.blocks(work.at, group, tier, first, count)
+                source[have[pages - first] != NO_SLOT] = tier
         return source
 
     def origin_of(self, work: Work) -> npt.NDArray[np.int8]:
         """By page of the hit the tier that serves it: of several groups, the lowest."""
         origin = np.full(work.hit_pages, self.top, np.int8)
-        lo, hi = work.frontier, work.hit_pages
-        for group in range(self._groups if lo < hi else 0):
-            origin[lo:] = np.maximum(origin[lo:], self.source_of(work, group, lo, hi))
+        for group, held in enumerate(work.held):
+            away = np.flatnonzero(held.needed & ~held.here)
+            if len(away):
+                size = held.rule.block_pages
+                source = self.source_of(work, group, away)
+                for back in range(size if not held.rule.per_position else 1):
+                    page = away[away >= back] - back
+                    origin[page] = np.maximum(origin[page], source[away >= back])
         return origin
+
+    # ------------------------------------------------------------ the page table
+    def lay(self, work: Work) -> None:
+        """Says what the hit needs of each group, and gives the request what it has to have in the
+        first tier: the tree's blocks where they stand, own slots for what comes or is computed.
+
+        All or nothing: ``CapacityError`` and nothing changed. Cost: the pages.
+        """
+        theirs = [self._standing(work, group) for group in range(len(work.held))]
+        if self.placed:
+            own = [
+                self._own_pages(work, held, there)
+                for held, there in zip(work.held, theirs, strict=True)
+            ]
+            counts = [
+                max(0, self._charge(work, held, pages) - len(held.spare))
+                for held, pages in zip(work.held, own, strict=True)
+            ]
+            more = reserve_all(self.residency, counts)
+            for held, pages, slots in zip(work.held, own, more, strict=True):
+                self._assign(work, held, pages, slots.tolist())
+        for group, (held, there) in enumerate(zip(work.held, theirs, strict=True)):
+            self._mark(work, group, held, there)
+
+    def _standing(self, work: Work, group: int) -> npt.NDArray[np.int32]:
+        """By page of the hit the slot in the first tier of what the hit needs, -1 elsewhere."""
+        held, hit = work.held[group], work.hit_pages
+        slots = np.full(hit, NO_SLOT, np.int32)
+        wanted = held.wanted(hit)
+        if not self.placed or not len(wanted):
+            return slots
+        first = int(wanted[0])
+        slots[first:] = self.residency.blocks(work.at, group, 0, first, hit - first)
+        if held.rule.everywhere:
+            reach = _reach(slots[wanted] != NO_SLOT)
+            slots[reach * held.rule.block_pages :] = NO_SLOT
+        return slots
+
+    def _own_pages(self, work: Work, held: Held, theirs: npt.NDArray[np.int32]) -> Pages:
+        """The pages that get an own slot now and have none."""
+        if held.rule.per_position:
+            return np.empty(0, np.int64)
+        wanted = held.wanted(work.hit_pages)
+        missing = wanted[theirs[wanted] == NO_SLOT]
+        behind = np.empty(0, np.int64)
+        if not held.reuses:
+            behind = held.ends(work.hit_pages, len(held.slots))
+        pages: Pages = np.concatenate((missing, behind))
+        bare: Pages = pages[~held.own[pages]]
+        return bare
+
+    def _charge(self, work: Work, held: Held, pages: Pages) -> int:
+        """Blocks that the group has to have beside the own ones that pages have: R1, what the
+        pinned hit brings along is not charged.
+        """
+        if held.rule.per_position:
+            return 0 if held.running != NO_SLOT else blocks_needed(held.rule, 0)
+        if not held.reuses:
+            return len(pages)
+        tokens = work.pages * self.page_tokens
+        bound = blocks_needed(held.rule, tokens, work.chunk, self.align_tokens)
+        left = len(held.ends(work.hit_pages, len(held.slots)))
+        return max(len(pages), min(bound, left + len(pages)) - int(held.own.sum()))
+
+    def _assign(self, work: Work, held: Held, pages: Pages, slots: list[int]) -> None:
+        held.spare += slots
+        if held.rule.per_position and held.running == NO_SLOT:
+            held.running = held.spare.pop()
+        if len(pages):
+            held.slots[pages] = held.spare[: len(pages)]
+            held.own[pages] = True
+            del held.spare[: len(pages)]
+
+    def _mark(self, work: Work, group: int, held: Held, theirs: npt.NDArray[np.int32]) -> None:
+        hit = work.hit_pages
+        wanted = held.wanted(hit)
+        held.needed[:] = False
+        held.needed[wanted] = True
+        if not self.placed:
+            held.here[: work.device_pages] = True
+            return
+        stand = wanted[theirs[wanted] != NO_SLOT]
+        held.here[stand] = True
+        if held.rule.per_position:
+            if len(stand):
+                # updated in place from now on: a private copy (I28)
+                source, target = theirs[stand], np.array([held.running], np.int32)
+                self.residency.tiers[0].clone(group, source, target)
+            return
+        twice = stand[held.own[stand]]
+        if len(twice):
+            self.residency.tiers[0].abort(group, held.slots[twice])
+            held.own[twice] = False
+        held.slots[stand] = theirs[stand]
+        if held.rule.everywhere:
+            held.shared = len(stand) * held.rule.block_pages
 
     # ------------------------------------------------------------ going on
     def advance(self, work: Work) -> bool:
         """Takes the hit further towards the device: what arrived is shared, what can move moves,
         what is nowhere shortens the hit. Whether nothing is missing or under way any more.
         """
-        if self.placed:
-            self._share(work)
-        elif work.frontier < work.hit_pages:
-            lo, hi = work.frontier, work.hit_pages
-            work.frontier += min(_reach(ready[lo:hi]) for ready in work.ready)
-        held = False  # by somebody else's load, whose end wakes this request
-        for group in range(self._groups):
-            held |= self._advance_group(work, group)
-        if self.busy(work):
+        if work.short and not self._relay(work):
             return False
-        if work.frontier < work.hit_pages and not held:
-            self.shorten(work, work.frontier, "load failed")  # nothing moves, nothing will
-        return work.frontier >= work.hit_pages
+        if self.placed:
+            for group in range(len(work.held)):
+                self._share(work, group)
+        held = False  # by somebody else's load, whose end wakes this request
+        for group in range(len(work.held)):
+            held |= self._advance_group(work, group)
+        if self.busy(work) or work.short:
+            return False
+        if work.missing and not held:
+            self.shorten(work, self._first_missing(work), "load failed")  # nothing will move
+            return not work.missing and not work.short
+        return not work.missing
+
+    def _first_missing(self, work: Work) -> int:
+        gaps = [np.flatnonzero(held.needed & ~held.here) for held in work.held]
+        return min(int(gap[0]) for gap in gaps if len(gap))
 
     def busy(self, work: Work) -> bool:
         """Whether a transfer of this request is under way."""
@@ -81,38 +195,51 @@ class Loading:
 
     def _advance_group(self, work: Work, group: int) -> bool:
         """Starts what can start; whether somebody else's load brings some of the pages."""
-        lo, hi = work.frontier, work.hit_pages
-        if lo >= hi:
+        held = work.held[group]
+        if work.short:
             return False
-        wanted = ~(work.ready[group][lo:hi] | work.coming[group][lo:hi])
-        source = self.source_of(work, group, lo, hi)
-        if self.placed:
-            wanted &= source != 0
-        held = False
+        wanted = np.flatnonzero(held.needed & ~held.here & ~held.coming)
+        if not len(wanted):
+            return False
+        source = self.source_of(work, group, wanted)
+        if self.placed and held.rule.per_position and source[0] == 0:
+            # somebody brought it meanwhile
+            slots = self.residency.blocks(work.at, group, 0, int(wanted[0]), 1)
+            self.residency.tiers[0].clone(group, slots, np.array([held.running], np.int32))
+            held.here[wanted] = True
+            return False
+        waits = False
+        ahead = held.rule.lookahead_pages
         for tier in range(self.top + 1, len(self.residency.tiers)):
-            pages = np.flatnonzero(wanted & (source == tier)).astype(np.int64) + lo
+            pages = wanted[source == tier]
             if len(pages):
-                landing = self.transfers.landing(work.at, tier - 1, group, pages)
-                held |= bool(landing.any())
+                landing = self.transfers.landing(work.at, tier - 1, group, pages + ahead)
+                if tier - 1 == self.top and held.rule.per_position:
+                    landing[:] = False  # each request updates a copy of its own
+                waits |= bool(landing.any())
                 pages = pages[~landing]
             if len(pages):
                 self._load(work, group, tier, pages)
-        lost = np.flatnonzero(wanted & (source < 0))
+        lost = wanted[source < 0]
         if len(lost):
-            self.shorten(work, lo + int(lost[0]), "load failed")
-        return held
+            self.shorten(work, int(lost[0]), "load failed")
+        return waits
 
-    def _load(self, work: Work, group: int, tier: int, pages: npt.NDArray[np.int64]) -> None:
+    def _load(self, work: Work, group: int, tier: int, pages: Pages) -> None:
         """Starts one load, of as many pages as there is room for; a refusal shortens the hit,
         unless something of this request is under way, whose end brings it here again.
         """
-        target = tier - 1
+        target, held = tier - 1, work.held[group]
+        standing = pages + held.rule.lookahead_pages
         direct = target == self.top
         if direct:
-            slots = work.table[group][pages]
+            slots = held.slots[pages]
+            if self.placed and held.rule.per_position:
+                slots = np.array([held.running], np.int32)
         else:
             if self.residency.available(target, group) < len(pages):
-                self.transfers.make_way(work.at, group, target, len(pages), work.frontier)
+                upto = int(pages[0]) if held.rule.everywhere else 0
+                self.transfers.make_way(work.at, group, target, len(pages), upto)
             fits = min(len(pages), max(0, self.residency.available(target, group)))
             try:
                 slots = self.residency.reserve(target, group, fits)
@@ -122,71 +249,120 @@ class Loading:
                 if not self.busy(work):
                     self.shorten(work, int(pages[0]), "no room")
                 return
-            pages = pages[:fits]
-        move = Move(work.at, group, tier, target, pages)
+            pages, standing = pages[:fits], standing[:fits]
+        move = Move(work.at, group, tier, target, standing)
         if self.transfers.load(move, slots, work.number, Urgency.DEMAND) is not None:
             if direct:
-                work.coming[group][pages] = True
+                held.coming[pages] = True
             return
         if not direct:
             self.residency.tiers[target].abort(group, slots)
         if not self.busy(work):
             self.shorten(work, int(pages[0]), "load failed")
 
-    def _share(self, work: Work) -> None:
-        """Attaches what arrived in every group behind the frontier, in order. What another request
-        brought meanwhile counts instead, and the slot kept for it goes back.
+    def _share(self, work: Work, group: int) -> None:
+        """Attaches what arrived: where every block counts in order, elsewhere as it comes. What
+        another request brought meanwhile counts instead, and the slot kept for it goes back.
         """
-        lo, hi = work.frontier, work.hit_pages
-        if lo >= hi:
+        held = work.held[group]
+        if held.rule.per_position:
             return
-        tree = self.residency.tree
-        there = [
-            tree.slots(work.at, tree.column(group, 0), lo, hi - lo) for group in range(self._groups)
-        ]
-        reach = min(
-            _reach(((have != NO_SLOT) | ready[lo:hi]) & ~coming[lo:hi])
-            for have, ready, coming in zip(there, work.ready, work.coming, strict=True)
-        )
-        if not reach:
+        lo, hit = held.shared if held.rule.everywhere else 0, work.hit_pages
+        pages = lo + np.flatnonzero(held.needed[lo:hit] & held.own[lo:hit] & ~held.coming[lo:hit])
+        if not len(pages):
             return
-        for group, slots in enumerate(there):
-            have, table = slots[:reach], work.table[group][lo : lo + reach]
-            twice = (have != NO_SLOT) & (have != table)
-            if twice.any():
-                self.residency.tiers[0].abort(group, table[twice])
-                table[twice] = have[twice]
-            first = _reach(have != NO_SLOT)
-            if first < reach:
-                self.residency.attach(work.at, group, 0, lo + first, table[first:])
-        work.frontier = lo + reach
+        first = int(pages[0])
+        have = self.residency.blocks(work.at, group, 0, first, hit - first)
+        stands = have[pages - first] != NO_SLOT
+        good = stands | held.here[pages]
+        if held.rule.everywhere:
+            good &= pages == held.ends(lo, hit)[: len(pages)]
+            good[_reach(good) :] = False
+        twice, fresh = pages[good & stands], pages[good & ~stands]
+        if len(twice):
+            self.residency.tiers[0].abort(group, held.slots[twice])
+            held.slots[twice] = have[twice - first]
+        if len(fresh):
+            start = int(fresh[0])
+            row = np.full(int(fresh[-1]) - start + 1, NO_SLOT, np.int32)
+            row[fresh - start] = held.slots[fresh]
+            at = start + held.rule.lookahead_pages
+            held.slots[fresh] = self.residency.attach(work.at, group, 0, at, row)[fresh - start]
+        done = pages[good]
+        held.own[done], held.here[done] = False, True
+        if held.rule.everywhere:
+            held.shared = lo + int(good.sum()) * held.rule.block_pages
 
     # ------------------------------------------------------------ the end of a load
     def ended(self, work: Work, job: Job, arrived: Mask) -> None:
         """One load of this request ended."""
-        pages, group = job.move.pages, job.move.group
+        group = job.move.group
+        held = work.held[group]
+        pages = job.move.pages - held.rule.lookahead_pages
         if job.move.target == self.top:
-            work.coming[group][pages] = False
-            work.ready[group][pages[arrived]] = True
+            inside = pages < len(held.needed)  # not so of what a shorter hit does not need
+            held.coming[pages[inside]] = False
+            came = pages[inside & arrived]
+            held.here[came] = held.loaded[came] = True
         if arrived.all() or work.state is not RequestState.LOADING:
             return
         if self.placed:
-            self._share(work)  # what another request brought meanwhile is not missed
-        lost = np.flatnonzero(~arrived & (pages >= work.frontier))
-        if len(lost):
-            first = int(lost[0])
+            self._share(work, group)  # what another request brought meanwhile is not missed
+        lost = ~arrived & (pages < work.hit_pages)
+        lost[lost] = held.needed[pages[lost]] & ~held.here[pages[lost]]
+        if lost.any():
+            first = int(np.flatnonzero(lost)[0])
             corrupt = job.done is not None and bool(job.done.corrupt[first])
             self.shorten(work, int(pages[first]), "corrupt" if corrupt else "load failed")
 
     def shorten(self, work: Work, page: int, reason: str) -> None:
-        """Something does not come: the hit ends here, for all groups, decided once."""
-        page = max(page, work.frontier)
+        """What ends with ``page`` does not come: the hit becomes the greatest length without it
+        that all groups still have, decided once.
+        """
         if page >= work.hit_pages:
             return
-        lost = (work.hit_pages - page) * self.page_tokens
+        readable = self.residency.readable()
+        hit, _ = self.residency.tree.joint(work.at, page, readable)
+        hit = max(hit, work.device_pages)
+        step = max(1, self.align_tokens // self.page_tokens)
+        if hit > work.device_pages:
+            hit = max(stepped(self.residency, work.at, hit, step, readable), work.device_pages)
+        lost = (work.hit_pages - hit) * self.page_tokens
         self.residency.metrics.add(("match", "miss", reason), lost)
         self.residency.metrics.add(("admit", "hit shortened"), 1)
-        work.hit_pages = page
+        work.hit_pages = hit
+        if hit < work.inserted:
+            tree = self.residency.tree
+            tree.move(work.lease, work.at._replace(pages=hit))
+            work.at = tree.lease_end(work.at.root, work.lease)
+            work.inserted = hit
+        work.short = not self._relay(work)
+
+    def _relay(self, work: Work) -> bool:
+        """Lays the shorter hit; False while slots for what follows it are missing, or something
+        still moves into those that it has.
+        """
+        if self.busy(work):
+            return False
+        for held in work.held:
+            size = work.hit_pages
+            held.needed, held.coming = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+            held.loaded = held.loaded[:size]
+            here = held.loaded.copy()
+            if held.rule.per_position:
+                here[:] = False  # the snapshot that came is of another length
+            else:
+                here &= held.own[:size]
+            held.here = here
+            if held.rule.everywhere and held.shared > size:
+                held.slots[size : held.shared][~held.own[size : held.shared]] = NO_SLOT
+                held.shared = size
+        try:
+            self.lay(work)
+        except CapacityError:
+            return False
+        work.short = False
+        return True
 
     def cancel(self, work: Work) -> None:
         """Skips what has not begun; each job is still acknowledged."""

@@ -6,10 +6,28 @@ import numpy as np
 
 from radix._native import Match, lib
 from radix.keys import Tokens
-from radix.plan import Cursor, Explanation
+from radix.plan import Cursor, Explanation, Need
 from radix.residency import Residency
 from radix.tier import TierMode
 from radix.tree import NO_SLOT
+
+_GAPS = {lib.RDX_STOP_WINDOW: "window gap", lib.RDX_STOP_STATE: "no checkpoint"}
+
+
+def aligned(residency: Residency, root: int, match: Match, step: int) -> Match:
+    """The match with hits that are multiples of ``step`` pages."""
+    at = Cursor(root, match.node, match.structural_pages)
+    readable = residency.readable()
+    device = stepped(residency, at, match.device_pages, step, readable & 1)
+    hit = stepped(residency, at, match.hit_pages, step, readable)
+    return Match((device, hit, match.structural_pages, match.limit_pages, match.stop, match.node))
+
+
+def stepped(residency: Residency, at: Cursor, pages: int, step: int, readable: int) -> int:
+    """The greatest joint hit up to ``pages``, itself one, that is a multiple of ``step``."""
+    while pages % step:
+        pages, _ = residency.tree.joint(at, pages // step * step, readable)
+    return pages
 
 
 def miss_reason(
@@ -23,10 +41,12 @@ def miss_reason(
         return "below one page"
     at = Cursor(root, match.node, match.structural_pages)
     first = match.structural_pages
-    if match.stop == lib.RDX_STOP_HOLE:
+    if match.stop in (lib.RDX_STOP_HOLE, *_GAPS):
         off = any(tier.mode is TierMode.OFF for tier in residency.tiers)
         if off and residency.tree.match(root, tokens, 1).hit_pages > match.hit_pages:
             return "tier out"
+        if match.stop in _GAPS:
+            return _GAPS[match.stop]
         first = match.hit_pages
     span = tokens[first * page_tokens : (first + 1) * page_tokens]
     if len(span) < page_tokens:
@@ -40,27 +60,57 @@ def miss_reason(
 
 
 def explain(
-    residency: Residency, match: Match, root: int, tokens: Tokens, page_tokens: int
+    residency: Residency,
+    match: Match,
+    root: int,
+    tokens: Tokens,
+    page_tokens: int,
+    align_tokens: int,
 ) -> Explanation:
     """What serves the hit, and why it is not longer. Changes nothing. Cost: the hit."""
     at = Cursor(root, match.node, match.structural_pages)
-    served: dict[str, int] = {}
-    lowest = np.full(match.hit_pages, -1, np.int64)
-    for group in range(len(residency.groups)):
-        source = np.full(match.hit_pages, -1, np.int64)
+    hit, step = match.hit_pages, align_tokens // page_tokens
+    lowest = np.zeros(hit, np.int64)
+    needs: list[Need] = []
+    for group, rule in enumerate(residency.rules):
+        ends = np.arange(rule.block_pages - 1, hit, rule.block_pages, dtype=np.int64)
+        ends = ends[ends >= rule.first_page(hit)] if rule.lookup else ends[:0]
+        source = np.full(len(ends), -1, np.int64)
         for number, tier in reversed(list(enumerate(residency.tiers))):
-            if tier.mode is not TierMode.OFF:
-                have = residency.slots(at, group, number, 0, match.hit_pages) != NO_SLOT
+            if tier.mode is not TierMode.OFF and len(ends):
+                have = residency.blocks(at, group, number, 0, hit)[ends] != NO_SLOT
                 source[have] = number
-        lowest = np.maximum(lowest, source)
-    for number, tier in enumerate(residency.tiers):
-        if count := int((lowest == number).sum()):
-            served[tier.name] = count * page_tokens
+        for back in range(1 if rule.per_position else rule.block_pages):
+            np.maximum.at(lowest, ends - back, source)
+        for number in range(1, len(residency.tiers)):
+            if (pages := ends[source == number]).size:
+                name = residency.tiers[number].name
+                needs.append(Need(residency.groups[group].name, name, pages))
+    known = min(match.structural_pages, match.limit_pages) // step * step
     return Explanation(
         prompt_tokens=len(tokens),
         structural_tokens=match.structural_pages * page_tokens,
         device_tokens=match.device_pages * page_tokens,
-        hit_tokens=match.hit_pages * page_tokens,
-        tiers=served,
+        hit_tokens=hit * page_tokens,
+        tiers={
+            tier.name: count * page_tokens
+            for number, tier in enumerate(residency.tiers)
+            if (count := int((lowest == number).sum()))
+        },
         reason=miss_reason(residency, match, root, tokens, page_tokens),
+        upto=_upto(residency, at, match, page_tokens, step),
+        branch_tokens=known * page_tokens if known > hit else 0,
+        needs=tuple(needs),
     )
+
+
+def _upto(
+    residency: Residency, at: Cursor, match: Match, page_tokens: int, step: int
+) -> dict[str, int]:
+    """Tokens that hit if only the tiers down to each one are read."""
+    found: dict[str, int] = {}
+    for number, tier in enumerate(residency.tiers):
+        readable = residency.readable() & ((2 << number) - 1)
+        pages, _ = residency.tree.joint(at, match.limit_pages, readable)
+        found[tier.name] = stepped(residency, at, pages, step, readable) * page_tokens
+    return found

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from radix.arguments import rows_of
 from radix.errors import InvariantError, SlotError, TierFullError
 from radix.front import FrontTier
-from radix.groups import Group
+from radix.groups import Group, Rule
 from radix.tier import (
     Restored,
     Slots,
@@ -41,7 +41,7 @@ class Ownership(Enum):
 def rows_for_prompt(
     ownership: Ownership,
     slots: Sequence[object] | None,
-    groups: int,
+    rules: Sequence[Rule],
     page_tokens: int,
     prompt_tokens: int,
     new_tokens: int,
@@ -66,7 +66,7 @@ def rows_for_prompt(
         return None
     if ownership is Ownership.OWNED:
         raise ValueError("slots: the cache owns the device slots, none can be passed in")
-    rows = rows_of("slots", slots, groups)
+    rows = rows_of("slots", slots, rules)
     pages = -(-(prompt_tokens + new_tokens) // page_tokens)
     if lent and min(len(row) for row in rows) < pages:
         raise ValueError(f"slots: {pages} pages need a slot in every group")
@@ -74,7 +74,7 @@ def rows_for_prompt(
 
 
 def rows_for_insert(
-    ownership: Ownership, slots: Sequence[object] | None, groups: int, pages: int
+    ownership: Ownership, slots: Sequence[object] | None, rules: Sequence[Rule], pages: int
 ) -> list[Slots] | None:
     """The engine's slots that hold ``pages`` new pages, one row a group. Raises as above."""
     if slots is None:
@@ -83,7 +83,7 @@ def rows_for_insert(
         return None
     if ownership is not Ownership.SHARED:
         raise ValueError(f"slots: the device slots are {ownership.value}, none can be passed in")
-    rows = rows_of("slots", slots, groups)
+    rows = rows_of("slots", slots, rules)
     for row in rows:
         if len(row) != pages:
             raise ValueError(f"slots: {len(row)} slots, expected one for each of {pages} pages")

@@ -42,10 +42,23 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """What a hit needs of one group and the first tier does not hold: ``pages`` (ascending
+    positions, pages from the root, at which the blocks end) lie in ``tier``.
+    """
+
+    group: str
+    tier: str
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a prompt hits as far as it does, in tokens; ``reason`` names the first miss.
 
-    ``tiers``: tokens of the hit by the tier that would serve them.
+    ``tiers``: tokens of the hit by the tier that would serve them; ``upto``: the hit if only the
+    tiers down to this one are read; ``branch_tokens``: where the tree's knowledge ends though some
+    group ends the hit before (0: nowhere); ``needs``: what has to be loaded for the hit.
     """
 
     prompt_tokens: int
@@ -54,6 +67,9 @@ class Explanation:
     hit_tokens: int
     tiers: dict[str, int]
     reason: str
+    upto: dict[str, int]
+    branch_tokens: int
+    needs: tuple[Need, ...]
 
     def __str__(self) -> str:
         served = ", ".join(f"{tier} {tokens}" for tier, tokens in self.tiers.items())

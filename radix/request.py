@@ -42,8 +42,15 @@ class Owner(Protocol):
 class Request:
     """One request, from ``PrefixCache.admit`` to RELEASED.
 
-    Ask: ``state``, ``hit_tokens``, ``loaded``, ``slots``, ``tokens``. Tell: ``wait``, ``append``,
-    ``computed``, ``finish``, ``abort``; borrowed slots: ``lend``.
+    Ask: ``state``, ``hit_tokens``, ``branch_tokens``, ``loaded``, ``slots``, ``running``,
+    ``tokens``, ``cuts``. Tell: ``wait``, ``prepare``, ``snapshot``, ``append``, ``computed``,
+    ``finish``, ``abort``; borrowed slots: ``lend``.
+
+        for stop in request.cuts(chunk):        # where later requests may go on
+            ...                                 # the forward runs up to `stop`
+            request.snapshot(stop)              # groups whose state is updated in place
+        ...                                     # and to the end of the chunk
+        request.computed(end)
     """
 
     __slots__ = ("_cache", "_work")
@@ -89,19 +96,38 @@ class Request:
         """The tokens so far, prompt and sampled, int32. A copy."""
         return self._work.tokens[: self._work.count].copy()
 
-    def slots(self, group: int = 0) -> Slots:
-        """The page table of a group: slot of the first tier for each page, int32. A copy.
-
-        It may change with ``computed``: where another request computed the same page, its block
-        counts.
+    @property
+    def branch_tokens(self) -> int:
+        """Where the tree's knowledge of the prompt ends, though some group ends the hit before: a
+        length at which to keep what a hit needs (``cuts`` names it). 0: nowhere.
         """
-        return self._work.table[group].copy()
+        return self._work.branch * self._cache.page_tokens
+
+    def slots(self, group: int = 0) -> Slots:
+        """The page table of a group: slot of the first tier for each block, int32. A copy.
+
+        -1 where the request holds none: behind the window, and for groups with one state a
+        sequence all but snapshots not yet shared. It may change with ``computed``: where another
+        request computed the same page, its block counts.
+        """
+        held = self._work.held[group]
+        return held.slots[held.rule.block_pages - 1 :: held.rule.block_pages].copy()
+
+    def running(self, group: int) -> int:
+        """The slot of the state that the forward updates in place, private to the request; once
+        RUNNING it holds the state at ``hit_tokens`` (nothing where that is 0). ``ValueError`` for
+        a group without one.
+        """
+        slot = self._work.held[group].running
+        if slot < 0:
+            raise ValueError(f"group {group} has no state that is updated in place")
+        return slot
 
     def loaded(self, group: int = 0) -> npt.NDArray[np.bool_]:
         """For each page of the hit as admitted, whether a lower tier's block arrived for this
         request. A copy; final once RUNNING.
         """
-        return self._work.ready[group].copy()
+        return self._work.held[group].loaded.copy()
 
     def wait(self, timeout_s: float = 30.0) -> list[Event]:
         """Polls the cache until this request runs; the events meanwhile. Blocks.
@@ -120,6 +146,43 @@ class Request:
             events += news
         return events
 
+    def cuts(self, chunk: int) -> list[int]:
+        """Lengths in tokens, among the next ``chunk``, at which the forward must stop or record,
+        ascending: for snapshots (``snapshot``) and for blocks that a window would give up. Changes
+        nothing.
+
+        They are the branch point, the boundaries of the admission, the last place of the grid in
+        the prompt and each one behind it, because the end of the turn is not known.
+        """
+        tokens = count_of("chunk", chunk)
+        with self._cache.gate:
+            self._cache.requests.running(self._work, "cuts")
+            return self._cache.requests.keeping.cuts(self._work, tokens)
+
+    def prepare(self, chunk: int) -> None:
+        """Gives the pages of the next ``chunk`` tokens their slots, where ``chunk_tokens`` of the
+        admission lets pages reuse them. Nothing to do otherwise. Raises ``ValueError`` beyond it.
+        """
+        tokens = count_of("chunk", chunk)
+        with self._cache.gate:
+            self._cache.requests.running(self._work, "prepare")
+            self._cache.requests.keeping.prepare(self._work, tokens)
+
+    def snapshot(self, position: int, *, copy: bool = True) -> dict[str, int]:
+        """Sets the running state aside, as it is after ``position`` tokens: by group the slot.
+
+        ``copy``: the cache copies it now, in the order of the first tier; False: the engine writes
+        it there, before the fence of the ``computed`` that covers it. It is shared where a later
+        request may go on; of those on the grid the last counts, at the end. Empty where there was
+        no room: the request goes on without. Raises ``ValueError`` for a position off the grid,
+        beyond the tokens, behind what was told computed, or with a snapshot; ``RequestError``.
+        """
+        at = count_of("position", position)
+        with self._cache.gate:
+            self._cache.requests.running(self._work, "snapshot")
+            slots = self._cache.requests.keeping.snapshot(self._work, at, copy)
+            return {self._cache.groups[group].name: slot for group, slot in slots.items()}
+
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
         run = storable(tokens)
@@ -128,7 +191,7 @@ class Request:
 
     def lend(self, slots: Sequence[object]) -> None:
         """More of the engine's slots, by group, behind those lent at admission (borrowed)."""
-        rows = rows_of("slots", slots, len(self._cache.groups))
+        rows = rows_of("slots", slots, self._cache.requests.residency.rules)
         with self._cache.gate:
             self._cache.requests.lend(self._work, rows)
 

@@ -4,7 +4,7 @@ end in three events (I9, I10, I19, I30).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,16 @@ from radix._native import Match
 from radix.admission import blocks_needed, check_fits, reserve_all
 from radix.errors import CapacityError, InvariantError, RequestError
 from radix.events import Event, RequestEvent, RequestState
+from radix.keeping import Keeping
 from radix.keys import Tokens
-from radix.lifecycle import Fence, Fences, Work
+from radix.lifecycle import LIVE, Fence, Fences, Held, Work
 from radix.loading import Loading
 from radix.plan import Cursor
+from radix.policy.checkpoint import Checkpoints, alignment
 from radix.residency import Residency
 from radix.tier import Slots
 from radix.transfers import Job, Transfers
 from radix.tree import NO_SLOT
-
-_NO_ORIGIN = np.empty(0, np.int8)
-LIVE = (RequestState.LOADING, RequestState.RUNNING)
 
 
 class Requests:
@@ -31,7 +30,7 @@ class Requests:
 
     ``admit``, ``append``, ``lend``, ``computed``, ``finish``; ``ended`` for each job that ends;
     ``run`` once a poll. ``placed``: the first tier's slots are columns of the tree (not so when
-    borrowed). ``fenced``: slots of the first tier in quarantine, by group.
+    borrowed).
     """
 
     def __init__(
@@ -42,20 +41,31 @@ class Requests:
         page_tokens: int,
         clock: Callable[[], int],
         events: list[Event],
+        align_tokens: int = 1,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.residency = residency
         self.transfers = transfers
         self.fences = fences
-        self.loading = Loading(residency, transfers, page_tokens)
         self.page_tokens = page_tokens
+        self.align_tokens = alignment(residency.rules, align_tokens)
+        self.loading = Loading(residency, transfers, page_tokens, self.align_tokens)
+        self.keeping = Keeping(
+            residency,
+            transfers,
+            fences,
+            page_tokens,
+            self.align_tokens,
+            checkpoints or Checkpoints(),
+        )
         self.works: dict[int, Work] = {}
         self.placed = self.loading.placed
-        self._groups = len(residency.groups)
-        self.fenced: list[set[int]] = [set() for _ in range(self._groups)]
-        placed_groups = self._groups if self.placed else 0
-        self.columns = np.array(
-            [residency.tree.column(group, 0) for group in range(placed_groups)], np.uint32
-        )
+        self.fenced = self.keeping.fenced
+        states = [group for group, rule in enumerate(residency.rules) if rule.per_position]
+        # a checkpoint that a request took its copy of is no longer its concern
+        self._unpinned = ((1 << len(residency.rules)) - 1) & ~sum(1 << group for group in states)
+        self._states = bool(states)
+        self._ahead = max((rule.lookahead_pages for rule in residency.rules), default=0)
         self._clock = clock
         self._events = events
         self._next = 1
@@ -71,41 +81,37 @@ class Requests:
         lent: list[Slots] | None,
         device_pages: int,
         cacheable: int | None,
+        chunk: int | None = None,
+        boundaries: Sequence[int] = (),
     ) -> Work:
-        """Pins the hit and reserves every page of the request, or raises and changes nothing."""
-        residency = self.residency
-        pages = blocks_needed(len(tokens) + new_tokens, self.page_tokens)
+        """Pins the hit and reserves what the request holds at once, or raises and changes nothing.
+
+        ``boundaries``: lengths in tokens at which a hit is to be possible later.
+        """
+        total = len(tokens) + new_tokens
+        pages = -(-total // self.page_tokens)
         if self.placed:
-            check_fits(residency, pages)
-            device_pages = match.device_pages
+            needed = [
+                blocks_needed(rule, total, chunk, self.align_tokens)
+                for rule in self.residency.rules
+            ]
+            check_fits(self.residency, needed)
+            device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
-        hit = max(match.hit_pages, device_pages)
-        lease, at, table = self._pinned(root, match, pages, device_pages, lent or [])
-        work = Work(
-            number=self._next,
-            tokens=tokens.copy(),
-            count=len(tokens),
-            prompt_tokens=len(tokens),
-            lease=lease,
-            at=at,
-            table=table,
-            pages=pages,
-            hit_pages=hit,
-            frontier=device_pages,
-            inserted=at.pages,
-            admitted_pages=hit,
-            origin=_NO_ORIGIN,
-            ready=[np.zeros(hit, np.bool_) for _ in range(self._groups)],
-            coming=[np.zeros(hit, np.bool_) for _ in range(self._groups)],
-            cacheable=cacheable,
-        )
+        work = self._pinned(root, match, tokens, pages, device_pages, chunk, lent or [])
+        work.cacheable = cacheable
+        work.branch, work.marks = self._marks(work, match, boundaries)
         self._next += 1
         self.works[work.number] = work
         try:
             self._tell(work, RequestState.LOADING)
-            if at.pages < match.hit_pages:
-                self.loading.shorten(work, at.pages, "no room")
+            hit = max(match.hit_pages, device_pages)
+            if work.hit_pages < hit:
+                lost = (hit - work.hit_pages) * self.page_tokens
+                self.residency.metrics.add(("match", "miss", "no room"), lost)
+                self.residency.metrics.add(("admit", "hit shortened"), 1)
+                work.admitted_pages = hit
             work.origin = self.loading.origin_of(work)
             self._advance(work)
         except BaseException:
@@ -116,46 +122,97 @@ class Requests:
         return work
 
     def _pinned(
-        self, root: int, match: Match, pages: int, device_pages: int, lent: list[Slots]
-    ) -> tuple[int, Cursor, list[Slots]]:
+        self,
+        root: int,
+        match: Match,
+        tokens: Tokens,
+        pages: int,
+        device_pages: int,
+        chunk: int | None,
+        lent: list[Slots],
+    ) -> Work:
         """Pins the hit and takes the page table: of the whole hit, or else, so that a prefix never
-        makes a request less admissible (R5), of what the device holds in every group.
+        makes a request less admissible (R5), of what the device holds of every group, or of none.
         """
         tree = self.residency.tree
-        for hit in (match.hit_pages, device_pages):
-            lease, node, leased = tree.lease(Cursor(root, match.node, hit))
-            at = Cursor(root, node, leased)
+        lengths = sorted({match.hit_pages, match.device_pages, 0}, reverse=True)
+        least: CapacityError | None = None
+        for length in lengths if self.placed else lengths[:1]:
+            lease, node, leased = tree.lease(Cursor(root, match.node, length))
+            hit = max(length, device_pages)
+            work = Work(
+                number=self._next,
+                tokens=tokens.copy(),
+                count=len(tokens),
+                prompt_tokens=len(tokens),
+                lease=lease,
+                at=Cursor(root, node, leased),
+                held=[
+                    Held.empty(rule, pages, hit, reuses=chunk is not None and self.placed)
+                    for rule in self.residency.rules
+                ],
+                pages=pages,
+                hit_pages=hit,
+                inserted=leased,
+                admitted_pages=hit,
+                cacheable=None,
+                chunk=chunk,
+                device_pages=device_pages,
+            )
+            for held, row in zip(work.held, lent if not self.placed else [], strict=False):
+                held.slots = row.copy()
             try:
-                return lease, at, self._table(at, pages, device_pages, lent)
-            except CapacityError:
-                tree.release(lease, stamp=False)
-                if hit == device_pages:
-                    raise
+                self._look_ahead(work, Cursor(root, match.node, length), match.structural_pages)
+                self.loading.lay(work)
+            except CapacityError as error:
+                self._unpin(work, stamp=False)
+                if least is None or error.needed < least.needed:
+                    least = error
             except BaseException:
-                tree.release(lease, stamp=False)
+                self._unpin(work, stamp=False)
                 raise
-        raise InvariantError("I19", "the hit on the device is longer than the hit")
+            else:
+                return work
+        raise least or InvariantError("I19", "no length of a hit was tried")
 
-    def _table(self, at: Cursor, pages: int, device_pages: int, lent: list[Slots]) -> list[Slots]:
-        """The page table: the tree's slots of the hit on the device, then private ones."""
-        if not self.placed:
-            return [slots.copy() for slots in lent]
-        private = reserve_all(self.residency, pages - device_pages)
-        if not device_pages:
-            return private
-        return [
-            np.concatenate((self.residency.slots(at, group, 0, 0, device_pages), slots))
-            for group, slots in enumerate(private)
-        ]
+    def _look_ahead(self, work: Work, end: Cursor, structural: int) -> None:
+        """Pins what lies behind the hit of groups that look ahead."""
+        if self._ahead and end.pages:
+            behind = min(end.pages + self._ahead, structural)
+            work.ahead = self.residency.tree.lease(end._replace(pages=behind))[0]
+            # the path above may have been split: its own end is where the first lease says
+            work.at = self.residency.tree.lease_end(end.root, work.lease)
+
+    def _unpin(self, work: Work, *, stamp: bool) -> None:
+        tree = self.residency.tree
+        tree.release(work.lease, stamp=stamp)
+        if work.ahead:
+            tree.release(work.ahead, stamp=False)
+            work.ahead = 0
+
+    def _marks(self, work: Work, match: Match, boundaries: Sequence[int]) -> tuple[int, list[int]]:
+        """The branch signal, and the lengths in pages at which to keep what a hit there needs."""
+        if not self.keeping.parts:
+            return 0, []
+        step = self.align_tokens // self.page_tokens
+        known = min(match.structural_pages, match.limit_pages) // step * step
+        branch = known if known > max(match.hit_pages, work.hit_pages) else 0
+        lengths = {branch, *(tokens // self.align_tokens * step for tokens in boundaries)}
+        ends = [work.prompt_tokens] if not self._states else []
+        if work.cacheable is not None:
+            ends.append(work.cacheable)
+        lengths.update(end // self.align_tokens * step for end in ends)
+        marks = sorted(length for length in lengths if length > work.hit_pages)
+        return branch, marks
 
     def _advance(self, work: Work) -> None:
-        here = work.frontier >= work.hit_pages or self.loading.advance(work)
+        here = (not work.hit_pages and not work.short) or self.loading.advance(work)
         if here and not self.loading.busy(work):
             self._run(work)
 
     def _run(self, work: Work) -> None:
         """The hit is on the device: the request runs."""
-        metrics, page = self.residency.metrics, self.page_tokens
+        metrics, page, tree = self.residency.metrics, self.page_tokens, self.residency.tree
         served = work.origin[: work.hit_pages]
         for tier in range(self.loading.top, len(self.residency.tiers) if len(served) else -1):
             if pages := int(np.count_nonzero(served == tier)):
@@ -163,49 +220,70 @@ class Requests:
                 metrics.add(("match", "hit_tokens", name), pages * page)
         work.ran = True
         work.computed = work.told = work.hit_pages * page
-        if work.hit_pages < work.inserted:
-            tree = self.residency.tree
-            tree.move(work.lease, work.at._replace(pages=work.hit_pages))
-            work.at = tree.lease_end(work.at.root, work.lease)
-            work.inserted = work.hit_pages
         self._tell(work, RequestState.RUNNING)
+        if self.keeping.parts and work.inserted:
+            tree.touch(work.at)  # the end of its lease moves on; what it used here was used now
+            if self._states and self.placed:
+                tree.narrow(work.lease, self._unpinned)
         if self.placed and work.inserted:
             # what was refused or lost below since it was computed is offered once more
             for source in range(self.transfers.deepest):
-                self._offer(work, 0, work.inserted, source, unless_below=True)
+                self.keeping.offer(work, 0, work.inserted, source, unless_below=True)
 
     # ------------------------------------------------------------ running
     def append(self, work: Work, tokens: Tokens) -> None:
         """Adds sampled tokens; reserves pages as needed (all groups or none)."""
         self._live(work, "append")
-        need = blocks_needed(work.count + len(tokens), self.page_tokens) - work.pages
+        total = work.count + len(tokens)
+        need = -(-total // self.page_tokens) - work.pages
         if need > 0:
             if not self.placed:
                 raise RequestError(
                     f"request {work.number}: lend {need} more slots a group before appending"
                 )
-            check_fits(self.residency, work.pages + need)
-            more = reserve_all(self.residency, need)
-            work.table = [
-                np.concatenate((work.table[group], slots)) for group, slots in enumerate(more)
-            ]
-            work.pages += need
+            self._reserve_more(work, work.pages + need, total)
         work.append(tokens)
+
+    def _reserve_more(self, work: Work, pages: int, total: int) -> None:
+        rules = self.residency.rules
+        needed = [blocks_needed(rule, total, work.chunk, self.align_tokens) for rule in rules]
+        check_fits(self.residency, needed)
+        counts = [0] * len(rules)
+        for group, held in enumerate(work.held):
+            if not held.rule.per_position and not held.reuses:
+                last = -(-pages // held.rule.block_pages) * held.rule.block_pages
+                counts[group] = len(held.ends(len(held.slots), last))
+            elif held.reuses:
+                owned = len(held.private())
+                counts[group] = max(0, min(needed[group] - owned, pages - work.pages))
+        more = reserve_all(self.residency, counts)
+        for held, slots in zip(work.held, more, strict=True):
+            old = len(held.slots)
+            held.grow(pages)
+            if held.reuses:
+                held.spare += slots.tolist()
+            elif not held.rule.per_position:
+                ends = held.ends(old, len(held.slots))
+                held.slots[ends], held.own[ends] = slots, True
+        work.pages = pages
 
     def lend(self, work: Work, slots: list[Slots]) -> None:
         """More of the engine's slots, a run behind the others (borrowed only)."""
         self._live(work, "lend")
         if self.placed:
             raise RequestError(f"lend: the device slots of request {work.number} are the cache's")
-        work.table = [np.concatenate((work.table[group], more)) for group, more in enumerate(slots)]
+        for held, more in zip(work.held, slots, strict=True):
+            held.slots = np.concatenate((held.slots, more))
         work.pages = min(len(row) for row in work.table)
+
+    def running(self, work: Work, what: str) -> None:
+        """``RequestError`` unless the request runs."""
+        if work.state is not RequestState.RUNNING:
+            raise RequestError(f"{what}: request {work.number} is {work.state.value}, not running")
 
     def computed(self, work: Work, tokens: int, fence: Fence, reuse: Fence) -> None:
         """The state of the first ``tokens`` tokens is written once ``fence`` passes."""
-        if work.state is not RequestState.RUNNING:
-            raise RequestError(
-                f"computed: request {work.number} is {work.state.value}, not running"
-            )
+        self.running(work, "computed")
         if not work.told <= tokens <= work.count:
             raise ValueError(
                 f"computed is {tokens}, expected {work.told} to {work.count} tokens "
@@ -217,64 +295,13 @@ class Requests:
 
     def _computed(self, work: Work, tokens: int, reuse: Fence) -> None:
         work.waiting -= 1
+        before = self._cacheable(work)
         work.computed = max(work.computed, tokens)
-        upto = work.computed if work.cacheable is None else min(work.computed, work.cacheable)
-        full = upto // self.page_tokens
-        if full > work.inserted:
-            self._insert(work, full, reuse)
+        self.keeping.advanced(work, before, self._cacheable(work), reuse)
 
-    def _insert(self, work: Work, full: int, reuse: Fence) -> None:
-        """Shares pages [inserted, full): pin the canonical blocks, remap, then free our own."""
-        first = work.inserted
-        tree = self.residency.tree
-        span = work.tokens[first * self.page_tokens : full * self.page_tokens]
-        slots = np.empty((len(self.columns), full - first), np.int32)
-        for group in range(len(self.columns)):
-            slots[group] = work.table[group][first:full]
-        canonical = np.empty_like(slots)
-        result = tree.insert(work.at, span, self.columns, slots, canonical, work.lease)
-        work.at = Cursor(work.at.root, result.node, result.pages)
-        work.inserted = full
-        for group in range(len(self.columns)):
-            taken = canonical[group] == slots[group]
-            if (canonical[group] == NO_SLOT).any():
-                raise InvariantError("I21", "a computed page found no place on the device")
-            tier = self.residency.tiers[0]
-            if taken.all():
-                tier.commit(group, slots[group])
-            else:
-                tier.commit(group, slots[group][taken])
-                work.table[group][first:full] = canonical[group]
-                self._quarantine(group, slots[group][~taken], reuse)
-            self.residency.stored(work.at, group, 0, first, taken)
-        self._offer(work, first, full - first, self.loading.top)
-
-    def _offer(
-        self, work: Work, first: int, count: int, source: int, *, unless_below: bool = False
-    ) -> None:
-        """Write-through: what is new goes one tier down."""
-        borrowed = None
-        if not self.placed:
-            borrowed = [row[first : first + count] for row in work.table]
-        work.refused += self.transfers.store(
-            work.at, first, count, source, work.number, borrowed, unless_below=unless_below
-        )
-
-    def _quarantine(self, group: int, slots: Slots, fence: Fence) -> None:
-        """Slots are free once the fence passes; until then nobody gets them."""
-        tier = self.residency.tiers[0]
-        if not len(slots):
-            return
-        if not self.fences.holds(fence):
-            tier.abort(group, slots)
-            return
-        tier.fence(group, slots)
-        self.fenced[group].update(slots.tolist())
-        self.fences.after(fence, lambda: self._lift(group, slots))
-
-    def _lift(self, group: int, slots: Slots) -> None:
-        self.residency.tiers[0].lift(group, slots)
-        self.fenced[group].difference_update(slots.tolist())
+    @staticmethod
+    def _cacheable(work: Work) -> int:
+        return work.computed if work.cacheable is None else min(work.computed, work.cacheable)
 
     # ------------------------------------------------------------ the end
     def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
@@ -293,6 +320,8 @@ class Requests:
             if work.refused:
                 self._retry(work)
             loads = not work.ran and self.loading.busy(work)
+            if not work.waiting and work.ran:
+                self.keeping.settle(work, self._cacheable(work))
             if work.waiting or work.refused or loads:
                 return
             self._finalize(work)
@@ -304,8 +333,8 @@ class Requests:
     def _finalize(self, work: Work) -> None:
         """No store is submitted any more: private slots go, and the pin, each behind the fence."""
         if self.placed:
-            for group in range(self._groups):
-                self._quarantine(group, work.table[group][work.shared :], work.end_fence)
+            for group, held in enumerate(work.held):
+                self.keeping.quarantine(group, held.release(), work.end_fence)
         if not work.ran:
             lost = work.hit_pages * self.page_tokens
             self.residency.metrics.add(("match", "miss", "aborted"), lost)
@@ -322,7 +351,7 @@ class Requests:
                 work.kept = kept
                 tree.move(work.lease, work.at._replace(pages=kept))
                 self._forget(work)
-        tree.release(work.lease)
+        self._unpin(work, stamp=True)
 
     def _forget(self, work: Work) -> None:
         """Gives up what may not be kept: when the pin goes, and again once no transfer holds it."""
@@ -371,10 +400,21 @@ class Requests:
                 raise InvariantError("I9", f"{who}: {work.computed} computed of {work.count}")
             if not self.placed or work.state not in LIVE:
                 continue
-            for group in range(self._groups):
-                have = self.residency.slots(work.at, group, 0, 0, work.shared)
-                if not np.array_equal(have, work.table[group][: work.shared]):
+            for group, held in enumerate(work.held):
+                pages = np.flatnonzero((held.slots != NO_SLOT) & ~held.own)
+                if not len(pages):
+                    continue
+                count = int(pages[-1]) + 1
+                have = self.residency.blocks(self._end(work), group, 0, 0, count)
+                if not np.array_equal(have[pages], held.slots[pages]):
                     raise InvariantError("I10", f"{who}: its page table is not the tree's")
+
+    def _end(self, work: Work) -> Cursor:
+        """The end of the longest path that the request pins."""
+        if not work.ahead:
+            return work.at
+        ahead = self.residency.tree.lease_end(work.at.root, work.ahead)
+        return ahead if ahead.pages > work.at.pages else work.at
 
     def _live(self, work: Work, what: str) -> None:
         if work.state not in LIVE:

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from radix._native import ffi, lib
 from radix.errors import CapacityError, TierFullError
 from radix.events import BlocksRemoved, BlocksStored, Event
-from radix.groups import Group
+from radix.groups import Group, Rule
 from radix.metrics import Metrics
 from radix.plan import Cursor
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
 GHOSTS = 1 << 16
+MAX_STAMP = (1 << 64) - 1
 _ON, _OFF = TierMode.ON, TierMode.OFF  # members of an Enum are slow to look up
 EVICTED = "evicted"
 CORRUPT = "corrupt"
@@ -42,9 +43,11 @@ class Residency:
         tiers: Sequence[Tier],
         metrics: Metrics,
         events: list[Event] | None,
+        rules: Sequence[Rule] = (),
     ) -> None:
         self.tree = tree
         self.groups = tuple(groups)
+        self.rules = tuple(rules)
         self.tiers = tuple(tiers)
         self._bits = tuple((tier, 1 << number) for number, tier in enumerate(self.tiers))
         self.metrics = metrics
@@ -72,6 +75,19 @@ class Residency:
     def slots(self, at: Cursor, group: int, tier: int, first: int, count: int) -> Slots:
         """Slots of pages [first, first+count) of a path; -1 where none."""
         return self.tree.slots(at, self.tree.column(group, tier), first, count)
+
+    def blocks(self, at: Cursor, group: int, tier: int, first: int, count: int) -> Slots:
+        """The same by the page with which a block ends: a group that looks ahead has it further
+        down the path. -1 where the path ends before.
+        """
+        ahead = self.rules[group].lookahead_pages
+        if not ahead:
+            return self.slots(at, group, tier, first, count)
+        out = np.full(count, NO_SLOT, np.int32)
+        there = min(count, at.pages - ahead - first)
+        if there > 0:
+            out[:there] = self.slots(at, group, tier, first + ahead, there)
+        return out
 
     # ------------------------------------------------------------ room
     def available(self, tier: int, group: int) -> int:
@@ -101,7 +117,9 @@ class Residency:
             never = count > store.capacity_blocks(group)
             if never or (may_go < short and not self._others(tier, group)):
                 raise self.shortage(tier, group, count)
-            if len(self.evict(tier, group, short)) < short:
+            if self._shares_all(tier):
+                self._make_bytes(tier, group, count)
+            elif len(self.evict(tier, group, short)) < short:
                 self._make_room(tier, group, count)
         try:
             return store.reserve(group, count)
@@ -126,6 +144,31 @@ class Residency:
             if victim is None or not len(self.evict(tier, victim, max(short, 64))):
                 return
 
+    def _shares_all(self, tier: int) -> bool:
+        """Whether any block that goes makes room for any other, byte for byte: where nothing lies
+        behind the slots, no segment has to become empty first.
+        """
+        capability = self.tiers[tier].capability
+        return len(self.groups) > 1 and capability.shares_bytes and not capability.holds_bytes
+
+    def _make_bytes(self, tier: int, group: int, count: int) -> None:
+        """Evicts, over all groups, what was used longest ago, dead blocks first."""
+        store, tree = self.tiers[tier], self.tree
+        size = self.groups[group].block_bytes
+        while (short := count - store.free_blocks(group)) > 0:
+            heads = sorted(
+                (stamp, other)
+                for other in range(len(self.groups))
+                if (stamp := tree.next_victim(tree.column(other, tier))) is not None
+            )
+            if not heads:
+                return
+            victim = heads[0][1]
+            blocks = -(-short * size // self.groups[victim].block_bytes)
+            upto = heads[1][0] if len(heads) > 1 else MAX_STAMP
+            if not len(self.evict(tier, victim, blocks, upto)):
+                return
+
     def _oldest_other(self, tier: int, group: int) -> int | None:
         if not self.tiers[tier].capability.shares_bytes:
             return None
@@ -148,10 +191,12 @@ class Residency:
             leased=stats.protected,
         )
 
-    def evict(self, tier: int, group: int, count: int) -> Slots:
-        """Evicts up to ``count`` blocks, oldest first; the slots that became free. Cost: them."""
+    def evict(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
+        """Evicts up to ``count`` blocks, oldest first, none that was used after ``upto``; the
+        slots that became free. Cost: them.
+        """
         column = self.tree.column(group, tier)
-        slots, ids = self._take(column, count)
+        slots, ids = self._take(column, count, upto)
         if len(slots):
             self.metrics.add(self._evict_keys[column], len(slots))
             if ids is not None:
@@ -159,11 +204,11 @@ class Residency:
             self._give_back(tier, group, slots)
         return slots
 
-    def _take(self, column: int, count: int) -> tuple[Slots, Keys | None]:
+    def _take(self, column: int, count: int, upto: int) -> tuple[Slots, Keys | None]:
         """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
         slots = np.empty(count, np.int32)
         ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
-        freed = self.tree.evict(column, slots, ids)
+        freed = self.tree.evict(column, slots, ids, upto)
         return slots[:freed], None if ids is None else ids[:freed]
 
     def _give_back(self, tier: int, group: int, slots: Slots) -> None:
@@ -188,7 +233,7 @@ class Residency:
 
     # ------------------------------------------------------------ change
     def attach(self, at: Cursor, group: int, tier: int, first: int, slots: Slots) -> Slots:
-        """Makes ``slots`` (reserved, now final) resident for pages from ``first`` on.
+        """Makes ``slots`` (reserved, now final; -1: none) resident for pages from ``first`` on.
 
         Returns the canonical slots. Where another block was there first, or none may stand there,
         the given slot goes back to the tier: of two equal blocks one is kept.
@@ -204,12 +249,15 @@ class Residency:
         """Commits the slots that the tree took and gives the others back; which it took."""
         taken: npt.NDArray[np.bool_] = canonical == slots
         store = self.tiers[tier]
-        if taken.all():
+        if taken.all() and NO_SLOT not in slots:
             store.commit(group, slots)
-        else:
-            if taken.any():
-                store.commit(group, slots[taken])
-            store.abort(group, slots[~taken])
+            return taken
+        offered = slots != NO_SLOT
+        taken &= offered
+        if taken.any():
+            store.commit(group, slots[taken])
+        if (twice := offered & ~taken).any():
+            store.abort(group, slots[twice])
         return taken
 
     def stored(

@@ -74,19 +74,21 @@ class Transfers(Jobs[Move]):
         borrowed: list[Slots] | None = None,
         *,
         unless_below: bool = False,
+        groups: tuple[int, ...] | None = None,
     ) -> list[tuple[Move, Slots]]:
         """Copies what pages [first, first+count) hold in ``source`` one tier down.
 
         ``at`` must be leased by the caller. ``borrowed``: the engine's slots of these pages, by
         group, where ``source`` is -1. What is there already or on its way is left out; what finds
-        no room is declined and counted. ``unless_below``: a copy in any lower tier will do. Returns
-        the moves that a full queue refused: offer them again. Cost: the pages.
+        no room is declined and counted. ``unless_below``: a copy in any lower tier will do.
+        ``groups``: only these. Returns the moves that a full queue refused: offer them again.
+        Cost: the pages.
         """
         target = source + 1
         if target > self.deepest or count <= 0:
             return []
         refused: list[tuple[Move, Slots]] = []
-        for group in range(len(self.residency.groups)):
+        for group in range(len(self.residency.groups)) if groups is None else groups:
             if borrowed is None:
                 have = self.residency.slots(at, group, source, first, count)
             else:
@@ -168,7 +170,8 @@ class Transfers(Jobs[Move]):
 
     def _pinned(self, move: Move, upper: Slots, lower: Slots, owner: int) -> Job:
         end = move.at._replace(pages=min(move.at.pages, int(move.pages[-1]) + 1))
-        lease, node, pages = self.tree.lease(end)
+        mask, first = 1 << move.group, int(move.pages[0])
+        lease, node, pages = self.tree.lease(end, mask, first)
         move = Move(Cursor(end.root, node, pages), move.group, move.source, move.target, move.pages)
         unpin = partial(self.tree.release, lease, stamp=False)
         try:
@@ -205,7 +208,12 @@ class Transfers(Jobs[Move]):
         for lo, hi in self._runs(move.pages, done.good):
             # a full queue below drops the copy, not the block: it is offered at its next insert
             for refused, _ in self.store(
-                move.at, int(move.pages[lo]), hi - lo, move.target, job.owner
+                move.at,
+                int(move.pages[lo]),
+                hi - lo,
+                move.target,
+                job.owner,
+                groups=(move.group,),
             ):
                 self.count("declined", refused.target, refused.group, refused.blocks)
 

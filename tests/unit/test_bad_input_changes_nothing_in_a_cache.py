@@ -214,11 +214,17 @@ def _open(**more: object) -> PrefixCache:
         ({"ownership": "owned"}, TypeError, "ownership must be an Ownership"),
         ({"ownership": Ownership.BORROWED}, ValueError, "a tier below the device"),
         (
-            {"groups": [Group("w", KV.layout, Retention("window", 8))]},
+            {"groups": [Group("w", KV.layout, Retention("window", 8), per_sequence=True)]},
             UnsupportedError,
-            "'w': retention 'window'",
+            "'w': one block a sequence",
         ),
-        ({"groups": [Group("g", KV.layout, grid_tokens=32)]}, UnsupportedError, "'g': blocks of"),
+        (
+            {"groups": [Group("c", KV.layout, Retention("chunked", 8), lookahead=1)]},
+            UnsupportedError,
+            "'c': lookahead with retention 'chunked'",
+        ),
+        ({"groups": [Group("s", KV.layout, Retention("scratch"))]}, ValueError, "none of them"),
+        ({"groups": [Group("g", KV.layout, grid_tokens=30)]}, ValueError, "'g': grid_tokens 30"),
         ({"groups": [Group("l", KV.layout, lookup=False)]}, UnsupportedError, "'l': a group"),
         (
             {"groups": [Group("s", Layout(KV.layout.parts, store_shards=2))]},

@@ -40,7 +40,8 @@ def _name_another_slot(rig: Rig) -> None:
 
 def _forget_a_private_slot(rig: Rig) -> None:
     work = rig.live[0].request._work
-    work.table[0] = work.table[0][:-1]
+    work.held[0].own[-1] = False
+    work.held[0].slots[-1] = -1
 
 
 def _count_too_many_tokens(rig: Rig) -> None:

@@ -1,0 +1,208 @@
+"""Insertion by an engine that keeps its own page tables: the new pages of a prompt enter the tree
+at once, and of groups that do not keep everything only what a hit at its end, or at a boundary that
+the engine names, needs. Keeps I15, I27 and I28: what is not needed gets no slot.
+
+    pages         lease ........ boundary .......... end
+    every block   | new new new new new new new new new |
+    a window                | new new |     | new new |
+    a state                         s               s    where the boundaries say so
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from radix._native import tree_insert
+from radix.errors import CapacityError
+from radix.groups import Rule
+from radix.keys import Tokens
+from radix.lease import Lease
+from radix.ownership import AdoptedSlots
+from radix.plan import Cursor
+from radix.residency import Residency
+from radix.tier import Slots
+from radix.transfers import Transfers
+from radix.tree import NO_SLOT
+
+Mask = npt.NDArray[np.bool_]
+_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+class Inserted(NamedTuple):
+    """What an insert did, in pages; by group, ``slots`` are those that count from now on, and
+    ``duplicates`` those of the caller's that were not needed: they are the engine's again (shared).
+    """
+
+    existing_pages: int
+    created_pages: int
+    slots: list[Slots]
+    duplicates: list[Slots]
+
+
+class Inserting:
+    """The engine-driven insert of one cache. ``columns``: those of the first tier, by group."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        page_tokens: int,
+        align_tokens: int,
+        shared: AdoptedSlots | None,
+    ) -> None:
+        self.residency = residency
+        self.transfers = transfers
+        self.page_tokens = page_tokens
+        self.align_tokens = align_tokens
+        self.shared = shared
+        self.parts = any(not rule.everywhere for rule in residency.rules)
+        tree = residency.tree
+        self.columns = np.array(
+            [tree.column(group, 0) for group in range(len(residency.groups))], np.uint32
+        )
+
+    # ------------------------------------------------------------ what needs a slot
+    def boundaries(self, positions: Sequence[int], first: int, last: int) -> list[int]:
+        """The lengths in pages, of [first, last], at which a hit is to be possible. ``ValueError``
+        for one that lies elsewhere or off the grid.
+        """
+        found: list[int] = []
+        for position in positions:
+            if position % self.align_tokens:
+                raise ValueError(
+                    f"boundaries: {position} is not a multiple of {self.align_tokens}, the length "
+                    "at which every group can be hit"
+                )
+            pages = position // self.page_tokens
+            if not first < pages <= last:
+                raise ValueError(
+                    f"boundaries: {position} lies outside the new pages, tokens "
+                    f"{first * self.page_tokens} to {last * self.page_tokens}"
+                )
+            if pages in found:
+                raise ValueError(f"boundaries: {position} is named twice")
+            found.append(pages)
+        return found
+
+    def wanted(self, rule: Rule, first: int, last: int, boundaries: Sequence[int]) -> Mask:
+        """Which of the pages [first, last) get a slot."""
+        mask = np.zeros(last - first, np.bool_)
+        if not rule.kept:
+            return mask
+        size, ahead = rule.block_pages, rule.lookahead_pages
+        if rule.everywhere:
+            mask[max(0, ahead - first) :] = True
+        else:
+            lengths = boundaries if rule.per_position else [*boundaries, last // size * size]
+            for length in lengths:
+                lo = rule.first_page(length) + ahead
+                mask[max(0, lo - first) : max(0, min(length + ahead, last) - first)] = True
+        if size > 1:
+            mask &= (np.arange(first, last) + 1) % size == 0
+        return mask
+
+    # ------------------------------------------------------------ room
+    def needed(
+        self, rows: Sequence[Slots], first: int, boundaries: Sequence[int]
+    ) -> tuple[list[Slots], list[Slots]]:
+        """The engine's rows without what is not to be kept, and, by group, those slots."""
+        kept: list[Slots] = []
+        spare: list[Slots] = []
+        for rule, row in zip(self.residency.rules, rows, strict=True):
+            mask = self.wanted(rule, first, first + len(row), boundaries)
+            kept.append(np.where(mask, row, np.int32(NO_SLOT)).astype(np.int32))
+            spare.append(row[~mask & (row != NO_SLOT)])
+        return kept, spare
+
+    def reserve(self, first: int, last: int, boundaries: Sequence[int], at: Cursor) -> list[Slots]:
+        """Slots for what pages [first, last) want and the path to ``at`` does not hold yet: a row a
+        group, -1 elsewhere; all or none.
+        """
+        rows: list[Slots] = []
+        try:
+            for group, rule in enumerate(self.residency.rules):
+                mask = self.wanted(rule, first, last, boundaries)
+                row = np.full(len(mask), NO_SLOT, np.int32)
+                count = min(len(mask), at.pages - first)
+                if count > 0:
+                    mask[:count] &= self.residency.slots(at, group, 0, first, count) == NO_SLOT
+                if need := int(np.count_nonzero(mask)):
+                    row[mask] = self.residency.reserve(0, group, need)
+                rows.append(row)
+        except BaseException:
+            for group, row in enumerate(rows):
+                self.give_back(group, row)
+            raise
+        return rows
+
+    def fitting(
+        self, at: Cursor, first: int, count: int, boundaries: Sequence[int]
+    ) -> tuple[int, list[Slots]]:
+        """As many of the pages as there is room for, and their slots."""
+        while count:
+            last = first + count
+            inside = [length for length in boundaries if length <= last]
+            try:
+                return count, self.reserve(first, last, inside, at)
+            except CapacityError as error:
+                room = max(0, error.free + error.evictable)
+                count = min(count - 1, max(room, count // 2))
+        return 0, []
+
+    def give_back(self, group: int, row: Slots) -> None:
+        """Reserved slots of a row go back to the tier."""
+        self.residency.tiers[0].abort(group, row[row != NO_SLOT])
+
+    # ------------------------------------------------------------ in
+    def insert(self, run: Tokens, lease: Lease, first: int, given: list[Slots]) -> Inserted:
+        """The pages enter the tree with ``given`` slots (reserved, or adopted), the lease covers
+        them, and what is new goes down. On an error the slots go back.
+        """
+        page, count = self.page_tokens, len(given[0])
+        tree = self.residency.tree
+        slots = np.stack(given) if len(given) > 1 else given[0]
+        canonical = np.empty((len(given), count), np.int32)
+        try:
+            root, node, pages = lease.cursor
+            result = tree_insert(
+                tree.capsule,
+                root,
+                node,
+                pages,
+                run[first * page : (first + count) * page],
+                self.columns,
+                slots,
+                canonical,
+                lease.native(tree),
+            )
+        except BaseException:
+            for group, row in enumerate(given):
+                self.give_back(group, row)
+            raise
+        lease.cursor = _tuple(Cursor, (root, result[0], result[1]))
+        twice = [
+            self._settle(lease.cursor, group, first, row, canonical[group])
+            for group, row in enumerate(given)
+        ]
+        for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
+            self.transfers.count("declined", refused.target, refused.group, refused.blocks)
+        return Inserted(result.existing, result.created, list(canonical), twice)
+
+    def _settle(self, at: Cursor, group: int, first: int, row: Slots, kept: Slots) -> Slots:
+        """Commits what the tree took; the slots that it did not need."""
+        tier = self.residency.tiers[0]
+        same = kept.tobytes() == row.tobytes()
+        if same and self.residency.events is None and not self.parts:
+            # As mostly; so it takes a fifth of what comparing them in numpy takes.
+            tier.commit(group, row)
+            return row[:0]
+        taken = (kept == row) & (row != NO_SLOT)
+        tier.commit(group, row[taken])
+        spare: Slots = row[~taken & (row != NO_SLOT)]
+        tier.abort(group, spare)
+        self.residency.stored(at, group, 0, first, taken)
+        return spare
