@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from radix.cache import PrefixCache
+from radix.drafts import ROOT
 from radix.errors import CapacityError
 from radix.events import RequestState
 from radix.request import Request
+from radix.stages import Stage
 from radix.tier import Slots
-from tests.refmodel import VOCAB, Array, Kind, Model, Paged
+from tests.refmodel import VOCAB, Array, Kind, Model, Paged, State
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
@@ -291,7 +293,10 @@ class Engine:
             count = max(1, min(self.world.chunk, len(ask.prompt) - position))
             while not self._prepared(request, count):
                 yield False
-            position = self._compute(request, ask, position, count)
+            upto = self._speculate(request, ask, position)
+            if upto is None:
+                upto = self._compute(request, ask, position, count)
+            position = upto
             if len(request) == position:  # sampled, as the logits were found equal
                 request.append([ask.tokens[position]])
             yield True
@@ -327,6 +332,127 @@ class Engine:
         logits = self.paged.forward(tokens, start, self._tables(request), self._states(request))
         self._compare(ask, start, logits)
 
+    # ------------------------------------------------------------ drafts
+    def _speculate(self, request: Request, ask: Ask, start: int) -> int | None:
+        """One round of drafts behind the token at ``start``, sampled and not computed: how many
+        tokens are computed then. None where there is none to guess, or no room.
+        """
+        room = len(ask.tokens) - 2 - start
+        guesses = self.world.drafts and start >= len(ask.prompt) and room > 0
+        if not guesses or self.rng.random() < 0.3:
+            return None
+        stage, kept = request.stage(), self.rng.random() < 0.6
+        try:
+            self._draft(stage, ask.tokens[start + 1 : -1], kept)
+        except CapacityError:
+            if not len(stage):
+                stage.rollback()
+                return None
+        logits, states = self._verify(request, stage, start)
+        self._put(request, states[0])
+        for stop in request.cuts(1):
+            request.snapshot(stop)
+        self._compare(ask, start, logits[:1])
+        if self.rng.random() < 0.15:
+            stage.rollback(fence=self._fence())
+            path: list[int] = []
+        else:
+            path = self._right(stage, ask.tokens[start + 1 : -1])
+            nodes = [node + 1 for node in path]
+            if path:
+                self._compare(ask, start + 1, logits[nodes])
+                self.drafted.append((ask.tokens, range(start + 1, start + 1 + len(path))))
+            self._accept(request, stage, path, ask.tokens[start + 1 + len(path)], states)
+        end = start + 1 + len(path)
+        request.computed(end, fence=self._fence(), reuse=self._fence())
+        self._pass()
+        return end
+
+    def _draft(self, stage: Stage, right: list[int], states: bool) -> None:
+        """Guesses a tree: a chain that is right for a while, and branches from anywhere in it."""
+        rng = self.rng
+
+        def guess(depth: int, count: int) -> list[int]:
+            tokens = right[depth : depth + count]
+            return [token if rng.random() < 0.8 else rng.randrange(VOCAB) for token in tokens]
+
+        drafts = [ROOT, *stage.add(ROOT, guess(0, rng.randint(1, 5)), states=states)]
+        base = int(stage.positions[0])
+        for _ in range(rng.randint(0, 3)):
+            parent = rng.choice(drafts)
+            depth = 0 if parent == ROOT else int(stage.positions[parent]) + 1 - base
+            if depth < len(right):
+                drafts += stage.add(parent, guess(depth, rng.randint(1, 3)), states=states)
+
+    def _verify(
+        self, request: Request, stage: Stage, start: int
+    ) -> tuple[Array, list[dict[str, list[State]]]]:
+        """One forward of the token at ``start`` and all drafts, whose nodes follow it."""
+        positions = np.concatenate(([start], stage.positions.astype(np.int64)))
+        rows = self.paged.rows(self._tables(request), start + 1)
+        history, fresh, twins = {}, {}, {}
+        for number, kind in enumerate(self.world.model.kinds):
+            if kind.rule == "state":
+                continue
+            block = kind.block_tokens(self.world.page)
+            slots = stage.slots(number).astype(np.int64)
+            history[kind.name] = rows[kind.name][:start]
+            fresh[kind.name] = np.concatenate(
+                (rows[kind.name][start:], slots * block + positions[1:] % block)
+            )
+            nodes, places = (row.astype(np.int64) for row in stage.writes(number))
+            twins[kind.name] = nodes + 1, places * block + positions[nodes + 1] % block
+        tokens = [int(request.tokens()[start]), *stage.tokens.tolist()]
+        parents = [-1, *(stage.parents + 1).tolist()]
+        before = {name: self.paged.states(name, at) for name, at in self._states(request).items()}
+        logits, states = self.paged.verify(tokens, parents, start, history, fresh, before, twins)
+        for number, kind in enumerate(self.world.model.kinds):
+            if kind.rule == "state":
+                for node, slot in enumerate(stage.states(number).tolist(), 1):
+                    if slot >= 0:
+                        self.paged.put(kind.name, slot, states[node][kind.name])
+        return logits, states
+
+    @staticmethod
+    def _right(stage: Stage, right: list[int]) -> list[int]:
+        """The drafts that the model would have sampled, from the first on."""
+        path, at = [], ROOT
+        for token in right:
+            follow = (stage.parents == at) & (stage.tokens == token)
+            if not follow.any():
+                break
+            at = int(np.argmax(follow))
+            path.append(at)
+        return path
+
+    def _accept(
+        self,
+        request: Request,
+        stage: Stage,
+        path: list[int],
+        bonus: int,
+        states: list[dict[str, list[State]]],
+    ) -> None:
+        """Accepts a path; where no draft has a slot for its state, brings the running one there."""
+        base, kept = len(request), bool(path) and self._keeps(stage, path[-1])
+        stage.accept(path, bonus, fence=self._fence())
+        if not path or kept:
+            return
+        for stop in request.cuts(len(path) + 1):
+            assert stop > base, f"cut {stop} was taken"
+            self._put(request, states[path[stop - base - 1] + 1])
+            request.snapshot(stop)
+        self._put(request, states[path[-1] + 1])
+
+    def _keeps(self, stage: Stage, draft: int) -> bool:
+        kinds = enumerate(self.world.model.kinds)
+        return all(stage.states(n)[draft] >= 0 for n, kind in kinds if kind.rule == "state")
+
+    def _put(self, request: Request, states: dict[str, list[State]]) -> None:
+        for name, slot in self._states(request).items():
+            self.paged.put(name, slot, states[name])
+
+    # ------------------------------------------------------------ what must come out
     def _compare(self, ask: Ask, start: int, logits: Array) -> None:
         """The same logits, and so the same tokens, as without a cache."""
         end = start + len(logits)
@@ -345,7 +471,7 @@ class Engine:
 
     def _states(self, request: Request) -> dict[str, int]:
         return {
-            kind.name: request.state(number)
+            kind.name: request.running(number)
             for number, kind in enumerate(self.world.model.kinds)
             if kind.rule == "state"
         }
