@@ -35,7 +35,9 @@ from radix.layout import Layout, Part
 from radix.lease import Lease
 from radix.ownership import Ownership
 from radix.plan import Cursor, Explanation
+from radix.replicas import verify_replicas
 from radix.request import Request
+from radix.shards import Parallelism, Shards, shards_of
 from radix.store import FlatStore
 from radix.tier import TierMode
 
@@ -65,6 +67,7 @@ __all__ = [
     "Namespace",
     "NeverFitsError",
     "Ownership",
+    "Parallelism",
     "Part",
     "PrefixCache",
     "Request",
@@ -72,10 +75,13 @@ __all__ = [
     "RequestState",
     "Reservation",
     "Retention",
+    "Shards",
     "TierError",
     "TierFullError",
     "TierMode",
     "TierUnavailableError",
     "UnsupportedError",
     "hash_keys",
+    "shards_of",
+    "verify_replicas",
 ]
