@@ -20,7 +20,7 @@ from radix.replay.models import Model
 from radix.replay.options import BUDGET_LIMIT_BYTES, Budget, OptionError
 from radix.replay.progress import Progress
 from radix.replay.report import ModelReport, ModelRun
-from radix.replay.room import Room
+from radix.replay.room import PathEnds, Room
 from radix.replay.traces import Int32Array, Trace
 from tiers.index import IndexTier
 
@@ -127,6 +127,7 @@ class _Serving:
         self._sizes = [group.block_bytes for group in work.groups]
         self._columns = [cache.tree.column(number, _DEVICE) for number in range(len(work.groups))]
         self._snapshots = [number for number, rule in enumerate(work.rules) if rule.per_position]
+        self._parts = any(not rule.everywhere for rule in work.rules)
         self._budget_bytes = budget_bytes
         self._hit_pages = self._usable_pages = self._known_pages = 0
         self._state_bytes = self._state_bytes_peak = 0
@@ -142,9 +143,12 @@ class _Serving:
             self._hit_pages += cache.match(prompt, leave=0)[0].hit_pages
         else:
             self._hit_pages += hit
-        end, places = self._room.fitted(self._places, hit, known, len(turn) // page)
-        with cache.lease(cursor._replace(pages=hit)) as lease:
-            boundaries = tuple((places * page).tolist())
+        ends = PathEnds(hit, known, found.structural_pages, len(turn) // page)
+        end, places = self._room.fitted(self._places, ends)
+        boundaries = tuple((places * page).tolist()) if self._parts else ()
+        # What is known behind the hit is computed again for its windows and states, but kept.
+        at = cursor._replace(pages=hit) if self._parts else cursor
+        with cache.lease(at) as lease, cache.lease(cursor):
             cache.insert(turn[: end * page], lease, boundaries=boundaries)
         self._state_bytes = sum(self._held(number) for number in self._snapshots)
         self._state_bytes_peak = max(self._state_bytes_peak, self._state_bytes)

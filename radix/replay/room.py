@@ -8,6 +8,7 @@ budget; where it can keep a checkpoint at all, it keeps the last.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from radix.groups import Rule
 from radix.replay.checkpoints import Places
 from radix.replay.model_trace import ModelTrace
 from radix.replay.traces import Int64Array
+
+
+class PathEnds(NamedTuple):
+    """Where the parts of a request's path end, in pages: its joint hit; what is known of it as far
+    as it may hit, without regard to windows and states; what is known of it at all; and all that
+    it computes.
+    """
+
+    hit_pages: int
+    known_pages: int
+    held_pages: int
+    end_pages: int
 
 
 class Room:
@@ -29,56 +42,62 @@ class Room:
         ]
         self._page_bytes = sum(size for _, size in self._groups)
 
-    def fitted(
-        self, places: Places, hit_pages: int, known_pages: int, end_pages: int
-    ) -> tuple[int, Int64Array]:
+    def fitted(self, places: Places, ends: PathEnds) -> tuple[int, Int64Array]:
         """Return where a request ends and its checkpoints stand, in pages, so that all of it fits.
 
         Cost: the places, and its logarithm more where they do not all fit.
         """
-        wanted = places.between(hit_pages, known_pages, end_pages)
-        room = self._budget_bytes - self.leased_bytes(hit_pages)
+        hit, end = ends.hit_pages, ends.end_pages
+        wanted = places.between(hit, ends.known_pages, end)
+        room = self._budget_bytes - self.leased_bytes(ends)
         # Most requests are far from the limit, and this bound spares them the sum.
-        if (end_pages - hit_pages + len(wanted)) * self._page_bytes <= room:
-            return end_pages, wanted
+        if (end - hit + len(wanted)) * self._page_bytes <= room:
+            return end, wanted
 
         def last(count: int) -> bool:
-            kept = wanted[len(wanted) - count :]
-            return self.needed_bytes(hit_pages, end_pages, kept) <= room
+            return self.needed_bytes(ends, end, wanted[len(wanted) - count :]) <= room
 
         kept = _greatest(0, len(wanted), last)
         if kept > 0 or (kept == 0 and not len(wanted)):
-            return end_pages, wanted[len(wanted) - kept :]
+            return end, wanted[len(wanted) - kept :]
 
-        def cut(end: int) -> bool:
-            one = places.between(hit_pages, min(known_pages, end), end)[-1:]
-            return self.needed_bytes(hit_pages, end, one) <= room
+        def one(cut: int) -> Int64Array:
+            return places.between(hit, min(ends.known_pages, cut), cut)[-1:]
 
-        end_pages = max(hit_pages, _greatest(hit_pages, end_pages, cut))
-        return end_pages, places.between(hit_pages, min(known_pages, end_pages), end_pages)[-1:]
+        cut = _greatest(hit, end, lambda cut: self.needed_bytes(ends, cut, one(cut)) <= room)
+        cut = max(hit, cut)
+        return cut, one(cut)
 
-    def needed_bytes(self, hit_pages: int, end_pages: int, places: Int64Array) -> int:
-        """Bytes of what is inserted behind a hit, with checkpoints at `places`. Cost: these."""
+    def needed_bytes(self, ends: PathEnds, end_pages: int, places: Int64Array) -> int:
+        """Bytes of what is inserted up to `end_pages`, with checkpoints at `places`. Cost: these.
+
+        Snapshots and windows behind the hit count as new, though some may be there.
+        """
         total = 0
         for rule, size in self._groups:
             if rule.everywhere:
-                blocks = end_pages // rule.block_pages - hit_pages // rule.block_pages
+                held = ends.held_pages // rule.block_pages
+                blocks = max(0, end_pages // rule.block_pages - held)
             elif rule.per_position:
                 blocks = len(places)
             else:
-                blocks = _span_blocks(rule, hit_pages, np.append(places, end_pages))
+                blocks = _span_blocks(rule, ends.hit_pages, np.append(places, end_pages))
             total += blocks * size
         return total
 
-    def leased_bytes(self, hit_pages: int) -> int:
-        """Bytes of what a hit needs, which its lease holds. Cost: O(groups)."""
-        total = 0
+    def leased_bytes(self, ends: PathEnds) -> int:
+        """Bytes of what the request's leases hold: what its hit needs, and all that keeps
+        everything of what is known behind it. Cost: O(groups).
+        """
+        total, hit = 0, ends.hit_pages
         for rule, size in self._groups:
-            first = rule.first_page(hit_pages)
-            if rule.per_position:
-                blocks = int(hit_pages > 0)
+            first = rule.first_page(hit)
+            if rule.everywhere:
+                blocks = ends.held_pages // rule.block_pages
+            elif rule.per_position:
+                blocks = int(hit > 0)
             else:
-                blocks = hit_pages // rule.block_pages - first // rule.block_pages
+                blocks = hit // rule.block_pages - first // rule.block_pages
             total += blocks * size
         return total
 

@@ -115,6 +115,17 @@ def test_faulty_line_is_named_by_file_line_and_field(
         (["--json", "/no/such/folder/x.json"], "--json"),
         (["--plot", "/no/such/folder/x.png"], "--plot"),
         (["--json", "/"], "--json"),
+        (["--model", "GPT-0"], "--model"),
+        (["--model", "nowhere.toml"], "nowhere.toml"),
+        (["--model", "Llama-3.1-8B", "--capacity", "5"], "--capacity"),
+        (["--model", "Llama-3.1-8B", "--policy", "lru"], "--policy"),
+        (["--model", "Llama-3.1-8B", "--tiers", "device=1"], "--model"),
+        (["--model", "Llama-3.1-8B", "--budget-bytes", "5"], "--budget-bytes"),
+        (["--model", "Llama-3.1-8B", "--budget-bytes", "five"], "--budget-bytes"),
+        (["--model", "Llama-3.1-8B", "--checkpoints", "often"], "--checkpoints"),
+        (["--model", "Llama-3.1-8B", "--checkpoints", "every=100"], "--checkpoints"),
+        (["--budget-bytes", "5%"], "--budget-bytes"),
+        (["--checkpoints", "dense"], "--checkpoints"),
         (["--frobnicate"], "--frobnicate"),
         (["--cap", "5"], "--cap"),
     ],
@@ -187,3 +198,32 @@ def test_counting_loads_neither_torch_nor_lmdb_nor_matplotlib(trace: str) -> Non
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_model_is_replayed_to_a_table_json_and_a_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, result, plot = (tmp_path / name for name in ("t.jsonl", "result.json", "plot.png"))
+    lengths = [(1536, [1, 2, 3]), (2048, [1, 2, 3, 4]), (1600, [1, 2, 5, 6])]
+    source.write_text(
+        "\n".join(
+            json.dumps({"timestamp": 0, "input_length": length, "hash_ids": ids})
+            for length, ids in lengths
+        )
+    )
+    arguments = ["--model", "Jamba-v0.1", "--budget-bytes", "50%,1GiB"]
+    arguments += ["--checkpoints", "branch+turn,dense,every=1024"]
+    arguments += ["--json", str(result), "--plot", str(plot)]
+    assert main(["replay", str(source), *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert "Jamba-v0.1" in out and "every=1024" in out
+    assert err == ""
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    runs = json.loads(result.read_text())["runs"]
+    assert [(run["model"], run["checkpoints"]) for run in runs] == [
+        ("Jamba-v0.1", policy)
+        for _ in range(2)
+        for policy in ("branch+turn", "dense", "every=1024")
+    ]
+    # The second prompt goes on where the first ended; the third leaves both after two blocks.
+    assert [run["hit_tokens"] for run in runs[3:]] == [1536, 1536 + 1024, 1024 + 1024]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 
 from radix.replay import plots
 from radix.replay.history import History, Sample
-from radix.replay.report import IndexReport, Run
+from radix.replay.report import IndexReport, ModelReport, ModelRun, Run
 
 OVER_TIME = [plots.plot_hit_ratio_over_time, plots.plot_occupancy, plots.plot_bytes_moved]
 
@@ -115,6 +116,72 @@ def test_hit_ratio_by_capacity_draws_a_curve_for_each_policy(
     assert curves["lru"] == ([10, 20], [20.0, 50.0])
     assert curves["optimal"] == ([10], [60.0])
     assert curves["unlimited capacity"][1] == [60.0, 60.0]
+
+
+def model_run(checkpoints: str, budget_bytes: int, hit_tokens: int) -> ModelRun:
+    return ModelRun(
+        policy="lru",
+        capacity_blocks=1,
+        hit_blocks=1,
+        usable_hit_blocks=1,
+        total_blocks=9,
+        seconds=0.1,
+        model="m",
+        checkpoints=checkpoints,
+        budget_bytes=budget_bytes,
+        hit_tokens=hit_tokens,
+        known_tokens=hit_tokens,
+        state_bytes=0,
+        state_bytes_peak=0,
+        resident_bytes={},
+        evicted_blocks={},
+    )
+
+
+def model_report(*runs: ModelRun) -> ModelReport:
+    return ModelReport(
+        trace="/x/t",
+        requests=3,
+        blocks=9,
+        unique_blocks=5,
+        model="m",
+        page_tokens=512,
+        prompt_tokens=5000,
+        odd_lengths=0,
+        footprint_bytes=1 << 40,
+        footprint_checkpoints="branch+turn",
+        footprint_hit_tokens=2500,
+        runs=runs,
+    )
+
+
+def test_hit_tokens_by_budget_draws_a_curve_for_each_checkpoint_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    runs = (
+        model_run("branch+turn", 2 << 30, 2000),
+        model_run("dense", 2 << 30, 900),
+        model_run("branch+turn", 1 << 30, 1500),
+    )
+    plots.plot_hit_tokens_by_budget(model_report(*runs), tmp_path / "plot.png")
+    axes = figures[0].axes[0]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "(bytes" in axes.get_xlabel()
+    assert "tokens" in axes.get_ylabel()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1 GiB", "2 GiB"]
+    curves = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
+    }
+    assert curves["branch+turn"] == ([1 << 30, 2 << 30], [1500, 2000])
+    assert curves["dense"] == ([2 << 30], [900])
+    assert curves["unlimited, branch+turn"][1] == [2500, 2500]
+
+
+def test_hit_tokens_by_budget_survives_a_model_that_never_hits(tmp_path: Path) -> None:
+    report = replace(model_report(model_run("dense", 1000, 0)), footprint_hit_tokens=0)
+    plots.plot_hit_tokens_by_budget(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_samples_out_of_order_are_refused() -> None:

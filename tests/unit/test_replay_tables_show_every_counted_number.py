@@ -7,8 +7,16 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from radix.replay.report import Check, IndexReport, Run, TieredReport, TieredRun
-from radix.replay.tables import checks_table, index_table, size, tiered_table
+from radix.replay.report import (
+    Check,
+    IndexReport,
+    ModelReport,
+    ModelRun,
+    Run,
+    TieredReport,
+    TieredRun,
+)
+from radix.replay.tables import checks_table, index_table, model_table, size, tiered_table
 
 COLD = TieredRun(
     label="cold",
@@ -89,6 +97,57 @@ def test_index_table_has_a_row_for_each_run() -> None:
     assert row(text, " lru ") == ["9,139", "56,479", "19.6 %", "56,400", "0.123"]
 
 
+def model_report(odd_lengths: int) -> ModelReport:
+    run = ModelRun(
+        policy="lru",
+        capacity_blocks=300,
+        hit_blocks=45,
+        usable_hit_blocks=44,
+        total_blocks=99,
+        seconds=0.123,
+        model="m",
+        checkpoints="branch+turn",
+        budget_bytes=3 << 30,
+        hit_tokens=22_528,
+        known_tokens=30_030,
+        state_bytes=5 << 20,
+        state_bytes_peak=6 << 20,
+        resident_bytes={"attention": 1, "delta": 5 << 20},
+        evicted_blocks={"attention": 7, "delta": 0},
+    )
+    return ModelReport(
+        trace="folder/[b].jsonl",
+        requests=1_234,
+        blocks=99,
+        unique_blocks=50,
+        model="Qwen[3]",
+        page_tokens=512,
+        prompt_tokens=50_000,
+        odd_lengths=odd_lengths,
+        footprint_bytes=1 << 50,
+        footprint_checkpoints="branch+turn",
+        footprint_hit_tokens=45_056,
+        runs=(run,),
+    )
+
+
+def test_model_table_has_a_row_for_each_budget_and_policy() -> None:
+    text = shown(model_table(model_report(0)))
+    title = (
+        "[b].jsonl, Qwen[3]: 1,234 requests, 50,000 tokens; 100 % is 1 PiB, all that branch+turn"
+    )
+    assert title in " ".join(text.split())
+    assert row(text, "3 GiB") == [
+        *("branch+turn", "22,528", "45.1 %", "50.0 %", "7,502", "5 MiB", "6 MiB", "0.12")
+    ]
+    assert "do not fit" not in text
+
+
+def test_model_table_says_where_lengths_do_not_fit() -> None:
+    text = " ".join(shown(model_table(model_report(1_001))).split())
+    assert "the lengths of 1,001 requests do not fit blocks of 512 tokens" in text
+
+
 def test_failed_check_is_told_from_a_passed_one() -> None:
     text = shown(checks_table([Check("a", True, "1 of 1"), Check("b", False, "0 [of] 2")]))
     assert [line.split() for line in text.splitlines()] == [
@@ -103,5 +162,5 @@ def test_sizes_have_binary_units() -> None:
         "1023 B",
         "1.5 KiB",
         "1 GiB",
-        "1.049e+06 TiB",
+        "1024 PiB",
     ]
