@@ -20,6 +20,7 @@ from radix.tier import (
     TierUsage,
     Transfer,
     TransferDone,
+    View,
 )
 
 
@@ -60,6 +61,10 @@ class FrontTier:
         """The inner tier's."""
         return self.inner.planes(group)
 
+    def view(self, group: int) -> View | None:
+        """The inner tier's."""
+        return self.inner.view(group)
+
     def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
         """The inner tier's."""
         return self.inner.sums(group, slots)
@@ -79,6 +84,10 @@ class FrontTier:
     def commit(self, group: int, slots: Slots) -> None:
         """Of the inner tier."""
         self.inner.commit(group, slots)
+
+    def arrived(self, group: int, slots: Slots, part: View) -> None:
+        """Told to the inner tier."""
+        self.inner.arrived(group, slots, part)
 
     def abort(self, group: int, slots: Slots) -> None:
         """Of the inner tier."""
@@ -107,6 +116,14 @@ class FrontTier:
     def load(self, transfer: Transfer, upper: Tier) -> None:
         """Of the inner tier."""
         self.inner.load(transfer, upper)
+
+    def layers(self, job: int) -> int:
+        """The inner tier's."""
+        return self.inner.layers(job)
+
+    def wait_layer(self, job: int, layer: int, timeout_s: float) -> bool:
+        """Of the inner tier."""
+        return self.inner.wait_layer(job, layer, timeout_s)
 
     def cancel(self, job: int) -> None:
         """Of the inner tier."""

@@ -76,11 +76,33 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A part of every block of a group: layers [lo, hi) and store shards [lo, hi) of its layout.
+
+    What it covers is ``Layout.view(layers, shards)``: whole runs, replicated ones among them. A
+    tier that holds a view keeps those runs one after the other, in the order of the stored block.
+    Raises: ``TypeError`` for what is not a pair of ints, ``ValueError`` for an empty range.
+    """
+
+    layers: tuple[int, int]
+    shards: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name, span in (("layers", self.layers), ("shards", self.shards)):
+            if not isinstance(span, tuple) or [type(end) for end in span] != [int, int]:
+                raise TypeError(f"view {name} must be a pair of ints, not {span!r}")
+            if not 0 <= span[0] < span[1]:
+                raise ValueError(f"view {name} must not be empty or negative, not {span}")
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """A frozen plan: n blocks of one group between two neighbouring tiers.
 
     ``upper_slots[i]`` and ``lower_slots[i]`` hold (or will hold) the same block. The tier owns
-    neither; both sides stay reserved or pinned until the transfer is reported done.
+    neither; both sides stay reserved or pinned until the transfer is reported done. ``part``: only
+    these runs of each block move, each verified by its own checksum; None: all that both sides
+    hold. ``by_layer``: a load moves layer after layer, for ``Tier.layers`` to tell how far it is.
     """
 
     job: int
@@ -89,13 +111,17 @@ class Transfer:
     lower_slots: Slots
     urgency: Urgency
     records: Records | None
+    part: View | None = None
+    by_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
     """The one acknowledgement of a transfer. ``good[i]``: block i arrived and, for a store into a
-    persistent tier, is durable; for a load, was verified. ``corrupt[i]``: it was read and is
-    wrong, or is gone: drop it. ``nbytes`` really moved.
+    persistent tier, is durable; for a load, was verified. A store of a part says so of that part:
+    the block is whole, and in a persistent tier found again, with the store that brings the last
+    run of it. ``corrupt[i]``: it was read and is wrong, or is gone: drop it. ``nbytes`` really
+    moved between the tiers: of what is good exactly the bytes asked for, without padding.
     """
 
     job: int
@@ -129,7 +155,7 @@ class TierUsage:
 @runtime_checkable
 class Tier(Protocol):
     """One tier. All methods are called by the owner's thread; none blocks on I/O but ``open``,
-    ``flush``, ``wait`` and ``close``.
+    ``flush``, ``wait``, ``wait_layer`` and ``close``.
     """
 
     @property
@@ -167,9 +193,16 @@ class Tier(Protocol):
         """
         ...
 
+    def view(self, group: int) -> View | None:
+        """The part of each block of the group that it holds, as a rank or a stage does; None: all.
+        Its ``planes`` are the bytes of that part.
+        """
+        ...
+
     def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
-        """xxh3-64 of committed blocks as they were committed; None where none are kept. A tier
-        below compares what it copied: what rotted above must not get a true checksum below.
+        """xxh3-64 of the runs of committed blocks as they were committed, (n, pieces, layers); None
+        where none are kept. A tier below compares what it copied: what rotted above must not get a
+        true checksum below.
         """
         ...
 
@@ -186,7 +219,15 @@ class Tier(Protocol):
         ...
 
     def commit(self, group: int, slots: Slots) -> None:
-        """Reserved slots hold final bytes now. Raises ``TierError`` for any not reserved."""
+        """Reserved slots hold final bytes now. Raises ``TierError`` for any not reserved, and for
+        one of which some parts have arrived and others have not (nothing is committed).
+        """
+        ...
+
+    def arrived(self, group: int, slots: Slots, part: View) -> None:
+        """Told by the tier that moves the bytes: this part of reserved slots was written, others
+        perhaps not. A tier that others read from commits such a slot only once it is whole.
+        """
         ...
 
     def abort(self, group: int, slots: Slots) -> None:
@@ -222,6 +263,21 @@ class Tier(Protocol):
 
     def load(self, transfer: Transfer, upper: Tier) -> None:
         """Starts copying self -> upper; the demand of a request that waits."""
+        ...
+
+    def layers(self, job: int) -> int:
+        """How many layers of a load are complete in the tier above, all blocks of it, counted from
+        the first that it moves; they ascend. 0 before the end where it was not asked for
+        ``by_layer``. Never blocks. Raises ``TierError`` for a job whose end was polled, or that is
+        no load.
+        """
+        ...
+
+    def wait_layer(self, job: int, layer: int, timeout_s: float) -> bool:
+        """Blocks until this layer of the group, and each before it that the load moves, is complete
+        in the tier above. False where the time is over, or the load has ended without it. Raises
+        ``ValueError`` for a layer that the load does not move, else as ``layers``.
+        """
         ...
 
     def cancel(self, job: int) -> None:

@@ -73,7 +73,7 @@ class TickTier(PooledTier):
         self._take(transfer, upper, storing=False)
 
     def _take(self, transfer: Transfer, upper: Tier, *, storing: bool) -> None:
-        self._accept(transfer, storing=storing)
+        self._accept(transfer, upper, storing=storing)
         self._running[transfer.job] = transfer
         self._waiting.append((transfer, upper, storing))
 

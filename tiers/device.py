@@ -24,13 +24,15 @@ from radix._native import lib
 from radix.errors import LayoutMismatchError, TierError, UnsupportedError
 from radix.groups import Group
 from radix.pool import FREE, USED, SlotPool
-from radix.tier import Capability, Slots, Tier, Urgency
+from radix.tier import Capability, Slots, Tier, Urgency, View
 from tiers.copies import Moved, plane_array
 from tiers.pools import PooledTier, blocks_of_groups
 from tiers.staging import Event, StagedMover
 from tiers.transfer import Planes
+from tiers.views import Offsets, view_bytes, views_of
 
 MAX_PLANES = 4096
+_MOST_CUTS = 1024
 _CUDA: Any = torch.cuda  # much of it is untyped
 _EVERY_DEVICE = 1  # cudaHostRegisterPortable
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -41,8 +43,9 @@ Tensors = Sequence[torch.Tensor] | Mapping[str, Sequence[torch.Tensor]]
 class DeviceTier(PooledTier):
     """Blocks in torch tensors: block i of a group is row i of each of its tensors, in order.
 
-    Beside the protocol: ``owned``, ``device``, ``tensors``; ``adopt`` for slots that an engine gave
-    out; ``after`` for work that copies must wait for; and, where the tensors have no addresses,
+    Of a rank or a pipeline stage, the runs of its ``views`` one after the other. Beside the
+    protocol: ``owned``, ``device``, ``tensors``; ``adopt`` for slots that an engine gave out;
+    ``after`` for work that copies must wait for; and, where the tensors have no addresses,
     ``copy_out``, ``copy_in``, ``moved``, ``register``, ``unregister`` for the tier below.
     """
 
@@ -55,6 +58,7 @@ class DeviceTier(PooledTier):
         name: str = "device",
         owned: bool = True,
         staged: bool | None = None,
+        views: View | Sequence[View | None] | None = None,
     ) -> None:
         """Either adopts ``tensors`` or allocates ``blocks`` a group at ``attach``.
 
@@ -62,7 +66,8 @@ class DeviceTier(PooledTier):
         strides; held as long as the tier lives, their bytes are the engine's. ``device``: "auto" is
         CUDA where there is one, for tensors it is theirs. ``owned`` False: the engine gives out the
         slots, ``reserve`` refuses and ``adopt`` takes them over. ``staged``: copies go through the
-        device's own stream and buffers; by default only where it has no addresses.
+        device's own stream and buffers; by default only where it has no addresses. ``views``: the
+        part of each block that it holds, one a group or one for the only group; None: all.
         Raises: ``ValueError`` unless exactly one of tensors and blocks is given, or below 1 block.
         """
         if (tensors is None) == (blocks is None):
@@ -71,6 +76,7 @@ class DeviceTier(PooledTier):
             blocks_of_groups(blocks, None, f"tier {name!r}: blocks")
         self._given = tensors
         self._blocks = blocks if blocks is None or isinstance(blocks, int) else tuple(blocks)
+        self._asked_views = [views] if isinstance(views, View) else views
         self.owned = owned
         self.device = _device_of(tensors, device)
         mapped = self.device.type == "cpu" and not staged
@@ -93,23 +99,25 @@ class DeviceTier(PooledTier):
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         if upper is not None:
             raise UnsupportedError(f"tier {self.name!r} must be the first tier of a cache")
+        views = views_of(self._asked_views, groups, self.name)
+        sizes = [view_bytes(group.layout, view) for group, view in zip(groups, views, strict=True)]
         if self._given is None:
             counts = blocks_of_groups(self._blocks or 0, len(groups), f"tier {self.name!r}: blocks")
             chosen: list[tuple[torch.Tensor, ...]] = [
-                (_allocate(count, group.block_bytes, self.device),)
-                for group, count in zip(groups, counts, strict=True)
+                (_allocate(count, size, self.device),)
+                for size, count in zip(sizes, counts, strict=True)
             ]
         else:
             chosen = _by_group(self._given, groups, self.name)
-        for group, tensors in zip(groups, chosen, strict=True):
-            _check_rows(group, tensors, self.name)
+        for group, size, tensors in zip(groups, sizes, chosen, strict=True):
+            _check_rows(group, size, tensors, self.name)
+        self._views = views
         self.tensors = tuple(chosen)
         if self.capability.address_mapped:
             self._planes = [planes_of(tensors) for tensors in self.tensors]
         else:
             self._side = _Side(self.tensors, self.device)
-            largest = max(group.block_bytes for group in groups)
-            self._mover = StagedMover(self.name, self._side, largest)
+            self._mover = StagedMover(self.name, self._side, max(sizes))
         return [SlotPool(len(tensors[0])) for tensors in self.tensors]
 
     def planes(self, group: int) -> Planes:
@@ -147,18 +155,49 @@ class DeviceTier(PooledTier):
             self._side.after(event)
 
     def copy_out(
-        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+        self,
+        job: int,
+        group: int,
+        slots: Slots,
+        planes: Planes,
+        lower: Slots,
+        urgency: Urgency,
+        ranges: Offsets | None = None,
     ) -> None:
         """Starts copying ``slots`` to rows ``lower`` of ``planes``, behind what is queued on the
-        current stream. Cost here: the slots. Raises ``TierFullError`` (retryable).
+        current stream; of ``ranges`` only these bytes. Cost here: the slots. Raises
+        ``TierFullError`` (retryable).
         """
-        self._staged().submit(job, group, slots, planes, lower, urgency, outward=True)
+        self._staged().submit(job, group, slots, planes, lower, urgency, ranges, outward=True)
 
     def copy_in(
-        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+        self,
+        job: int,
+        group: int,
+        slots: Slots,
+        planes: Planes,
+        lower: Slots,
+        urgency: Urgency,
+        ranges: Offsets | None = None,
     ) -> None:
         """Starts copying rows ``lower`` of ``planes`` to ``slots``; as ``copy_out``."""
-        self._staged().submit(job, group, slots, planes, lower, urgency, outward=False)
+        self._staged().submit(job, group, slots, planes, lower, urgency, ranges, outward=False)
+
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Copies blocks inside the tier: on the CPU at once, on CUDA on the current stream, so
+        before every copy that is started later. ``TierError`` where the device refuses it.
+
+        Cost: the bytes, on the device.
+        """
+        if self.capability.address_mapped:
+            super().clone(group, sources, targets)
+            return
+        self._check_clone(group, sources, targets)
+        if self._side is not None and len(sources):
+            try:
+                self._side.clone(group, sources, targets)
+            except RuntimeError as error:
+                raise TierError(self.name, f"clone: {error}", retryable=True) from error
 
     def moved(self) -> list[Moved]:
         """Copies that have ended since the last call, each once. Never blocks."""
@@ -257,16 +296,14 @@ def _by_group(
     return [tuple(tensors[group]) for group in names]
 
 
-def _check_rows(group: Group, tensors: Sequence[torch.Tensor], name: str) -> None:
+def _check_rows(group: Group, size: int, tensors: Sequence[torch.Tensor], name: str) -> None:
     what = f"tier {name!r} group {group.name!r}"
     counts = {tensor.size(0) if tensor.dim() else 0 for tensor in tensors}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(f"{what}: tensors must have one count of blocks >= 1, not {counts}")
     total = sum(_row_bytes(tensor) for tensor in tensors)
-    if total != group.block_bytes:
-        raise LayoutMismatchError(
-            f"{what}: rows of {total} bytes, its layout says {group.block_bytes}"
-        )
+    if total != size:
+        raise LayoutMismatchError(f"{what}: rows of {total} bytes, its layout says {size}")
     for tensor in tensors:
         if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
             raise ValueError(f"{what}: blocks of an expanded tensor share their bytes")
@@ -313,6 +350,45 @@ class _Mark:
         return self.event is None or bool(self.event.query())
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes [first, first + nbytes) of each row of a tensor of words."""
+
+    words: torch.Tensor
+    first: int
+    nbytes: int
+    is_whole: bool
+
+    def narrow(self, rows: torch.Tensor) -> torch.Tensor:
+        """Its columns of whole rows of bytes."""
+        return rows if self.is_whole else rows.narrow(1, self.first, self.nbytes)
+
+
+def _pieces_of(tensors: Sequence[torch.Tensor], ranges: Offsets | None) -> list[_Piece]:
+    if ranges is None:
+        return [_Piece(words, 0, _row_bytes(words), True) for words in tensors]
+    pieces: list[_Piece] = []
+    start = 0
+    for words in tensors:
+        size = _row_bytes(words)
+        for offset, nbytes in ranges.tolist():
+            lo, hi = max(offset, start), min(offset + nbytes, start + size)
+            if lo < hi:
+                pieces.append(_piece(words, lo - start, hi - lo))
+        start += size
+    return pieces
+
+
+def _piece(words: torch.Tensor, first: int, nbytes: int) -> _Piece:
+    if nbytes == _row_bytes(words):
+        return _Piece(words, 0, nbytes, True)
+    try:
+        rows = words.view(words.size(0), -1).view(torch.uint8)
+    except RuntimeError:  # rows in several runs: they are moved whole on the device, and cut there
+        return _Piece(words, first, nbytes, False)
+    return _Piece(_words_of(rows.narrow(1, first, nbytes)), 0, nbytes, True)
+
+
 class _Side:
     """Gathers and scatters blocks on a stream of its own; on the CPU at once.
 
@@ -323,39 +399,66 @@ class _Side:
     def __init__(self, groups: tuple[tuple[torch.Tensor, ...], ...], device: torch.device) -> None:
         self._device = device
         self._words = [[_words_of(tensor) for tensor in tensors] for tensors in groups]
-        self._row_bytes = [[_row_bytes(tensor) for tensor in tensors] for tensors in groups]
+        self._cuts: dict[tuple[int, bytes], list[_Piece]] = {}
         self._stream = _CUDA.Stream(device) if device.type == "cuda" else None
 
     def after(self, event: Any) -> None:
         if self._stream is not None:
             self._stream.wait_event(event)
 
-    def gather(self, group: int, slots: Slots, address: int) -> Event:
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        with torch.inference_mode():
+            index, to = self._index(sources), self._index(targets)
+            for words in self._words[group]:
+                words.index_copy_(0, to, words.index_select(0, index))
+
+    def gather(
+        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+    ) -> Event:
         with self._turn():
             index = self._index(slots)
             rows = [
-                words.index_select(0, index).reshape(len(slots), -1).view(torch.uint8)
-                for words in self._words[group]
+                piece.narrow(
+                    piece.words.index_select(0, index).reshape(len(slots), -1).view(torch.uint8)
+                )
+                for piece in self._pieces(group, ranges)
             ]
             blocks = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
             host = _host_rows(address, len(slots), blocks.size(1))
             host.copy_(blocks, non_blocking=True)
             return self._mark(index, blocks, host)
 
-    def scatter(self, group: int, slots: Slots, address: int) -> Event:
+    def scatter(
+        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+    ) -> Event:
         with self._turn():
             index = self._index(slots)
-            sizes = self._row_bytes[group]
+            pieces = self._pieces(group, ranges)
+            sizes = [piece.nbytes for piece in pieces]
             host = _host_rows(address, len(slots), sum(sizes))
             blocks = host.to(self._device, non_blocking=True)
-            for words, rows in zip(
-                self._words[group], torch.split(blocks, sizes, dim=1), strict=True
-            ):
-                # A copy of its own starts at a multiple of every word, whatever stood before it.
-                mine = torch.empty_like(rows, memory_format=torch.contiguous_format).copy_(rows)
+            for piece, rows in zip(pieces, torch.split(blocks, sizes, dim=1), strict=True):
+                words = piece.words
+                if piece.is_whole:
+                    # A copy of its own starts at a multiple of every word, whatever stood before.
+                    mine = torch.empty_like(rows, memory_format=torch.contiguous_format)
+                    mine.copy_(rows)
+                else:
+                    mine = words.index_select(0, index).reshape(len(slots), -1).view(torch.uint8)
+                    piece.narrow(mine).copy_(rows)
                 mine = mine.view(words.dtype)
                 words.index_copy_(0, index, mine.reshape(len(slots), *words.shape[1:]))
             return self._mark(index, blocks, host)
+
+    def _pieces(self, group: int, ranges: Offsets | None) -> list[_Piece]:
+        """The tensors that these bytes of a block lie in, in order, cut to them."""
+        key = (group, b"" if ranges is None else ranges.tobytes())
+        pieces = self._cuts.get(key)
+        if pieces is None:
+            if len(self._cuts) >= _MOST_CUTS:
+                self._cuts.clear()
+            pieces = self._cuts[key] = _pieces_of(self._words[group], ranges)
+        return pieces
 
     def register(self, address: int, nbytes: int) -> bool:
         if self._stream is None:

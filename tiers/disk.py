@@ -32,15 +32,17 @@ from tiers.committer import RemovalWork
 from tiers.disk_books import DiskBooks
 from tiers.disk_health import DiskHealth
 from tiers.disk_open import DiskConfig, OpenDisk, open_disk
-from tiers.disk_transfers import DiskCounts, DiskTransfers
+from tiers.disk_records import DiskCounts
+from tiers.disk_transfers import DiskTransfers
 from tiers.format import PAYLOADS
 from tiers.pools import PooledTier, checked_count
 from tiers.slab import SEGMENT_BYTES
 
+_ANY_SLOT = 1 << 31
 _PERSISTENT = Capability(
     persistent=True,
     shared=False,
-    layer_wise=False,
+    layer_wise=True,
     address_mapped=False,
     shares_bytes=False,
     holds_bytes=True,
@@ -125,7 +127,8 @@ class DiskTier(PooledTier):
             opened.close()
             raise
         self._attached = _Attached(opened, health, transfers)
-        self._groups, self._restored = checked, opened.restored
+        self._take_up(checked)
+        self._restored = opened.restored
 
     def _parts(self) -> _Attached:
         if self._attached is None:
@@ -275,8 +278,8 @@ class DiskTier(PooledTier):
         Raises: ``TierFullError`` (retryable; nothing was started), ``TierUnavailableError``
         unless the tier is on, ``ValueError`` for records that do not fit the blocks.
         """
-        self._accept(transfer, storing=True)
-        self._transfers.store(transfer, upper)
+        cut = self._accept(transfer, upper, storing=True)
+        self._transfers.store(transfer, upper, cut)
         self._running[transfer.job] = transfer
 
     def load(self, transfer: Transfer, upper: Tier) -> None:
@@ -285,8 +288,12 @@ class DiskTier(PooledTier):
         What has no record, is damaged or cut off comes back as corrupt, what the medium refuses
         as not good. Raises as ``store``.
         """
-        self._accept(transfer, storing=False)
-        self._transfers.load(transfer, upper)
+        cut = self._accept(transfer, upper, storing=False)
+        try:
+            self._transfers.load(transfer, upper, cut, self._loads[transfer.job])
+        except BaseException:
+            del self._loads[transfer.job]
+            raise
         self._running[transfer.job] = transfer
 
     def cancel(self, job: int) -> None:
@@ -310,6 +317,17 @@ class DiskTier(PooledTier):
         if order.index(self._parts().health.verdict) > order.index(self._mode):
             self._mode = self._parts().health.verdict
 
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """``TierError``: blocks on a disk are never changed in place."""
+        self._check_clone(group, sources, targets)
+        raise TierError(self.name, "clones no blocks: it has no addresses")
+
+    def _slot_limit(self, group: int) -> int:
+        return _ANY_SLOT
+
+    def _wait_step(self, timeout_s: float) -> None:
+        self._transfers.sleep(timeout_s)
+
     def wait(self, timeout_s: float) -> None:
         """Returns once ``poll`` has something to give, nothing runs, or the time is over."""
         self._open_or_raise()
@@ -319,7 +337,7 @@ class DiskTier(PooledTier):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            self._transfers.sleep(left)
+            self._wait_step(left)
             self._progress()
 
     # ------------------------------------------------------------------ books

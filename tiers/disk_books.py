@@ -15,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.errors import InvariantError
+from radix.layout import Layout
 from radix.pool import FREE, QUARANTINE, RESERVED, USED, SlotError
 from radix.tier import Slots
+from tiers.arrivals import Arrivals
 from tiers.committer import RemovalWork
 from tiers.slab import SlabAllocator
+from tiers.views import runs_of
 
 Sums = npt.NDArray[np.uint64]
 MOST_HEADROOM_BLOCKS = 4096
@@ -34,9 +37,9 @@ def headroom_blocks(capacity: int) -> int:
 class _Table:
     """Columns by slot number, grown as slots appear."""
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, runs: int) -> None:
         self.ids = np.zeros(0, np.uint64)  # 0: no record
-        self.sums: Sums = np.zeros((0, pieces), np.uint64)
+        self.sums: Sums = np.zeros((0, runs), np.uint64)
         self.leaving = np.zeros(0, np.bool_)
 
     def cover(self, slots: Slots) -> None:
@@ -55,14 +58,16 @@ class DiskBooks:
 
     Slots: ``reserve``, ``commit``, ``abort``, ``free``, ``fence``, ``lift``, ``adopt``. Records:
     ``recorded``, ``removed``, ``sums``, ``has_record``. Ask: ``capacity``, ``allowed``,
-    ``headroom``, ``leaving``, ``resident``. Prove: ``check``.
+    ``headroom``, ``leaving``, ``resident``. Prove: ``check``. ``arrivals``: of reserved slots that
+    are written in parts, what has come.
     """
 
-    def __init__(self, slab: SlabAllocator, pieces: Sequence[int]) -> None:
-        """``pieces``: checksums a block of each group."""
+    def __init__(self, slab: SlabAllocator, layouts: Sequence[Layout]) -> None:
+        """``layouts``: of the blocks of each group."""
         self.slab = slab
-        self._tables = [_Table(count) for count in pieces]
-        self._leaving = [0] * len(pieces)
+        self.arrivals = Arrivals(layouts)
+        self._tables = [_Table(runs_of(layout)) for layout in layouts]
+        self._leaving = [0] * len(layouts)
 
     # ------------------------------------------------------------------ questions
 
@@ -101,7 +106,7 @@ class DiskBooks:
         return self._tables[group].ids[slots]
 
     def sums(self, group: int, slots: Slots) -> Sums:
-        """Checksums (n, pieces) of these slots."""
+        """Checksums (n, runs) of these slots."""
         return self._tables[group].sums[slots]
 
     # ------------------------------------------------------------------ slots
@@ -111,12 +116,19 @@ class DiskBooks:
         return None if count > self.allowed(group) else self.slab.reserve(group, count)
 
     def commit(self, group: int, slots: Slots) -> None:
-        """Reserved slots become used. Raises ``SlotError``."""
+        """Reserved slots become used. Raises ``SlotError``, also for one that is not whole."""
+        some = self.arrivals.incomplete(group, slots)
+        if some:
+            raise SlotError(
+                f"of slot {some[0]} only some parts have arrived: it cannot be committed"
+            )
         self.slab.commit(group, slots)
+        self.arrivals.forget(group, slots)
 
     def abort(self, group: int, slots: Slots) -> RemovalWork | None:
         """Gives reserved slots back; the records of those that have one are to be removed."""
         self.slab.quarantine(group, slots, RESERVED)
+        self.arrivals.forget(group, slots)
         return self._leave(group, slots)
 
     def free(self, group: int, slots: Slots) -> RemovalWork | None:
@@ -127,6 +139,7 @@ class DiskBooks:
     def fence(self, group: int, slots: Slots) -> None:
         """Used or reserved slots, all in one of the two states, must not be given out again."""
         self.slab.fence(group, slots)
+        self.arrivals.forget(group, slots)
 
     def lift(self, group: int, slots: Slots) -> RemovalWork | None:
         """Fenced slots are free once their records are removed. Raises ``SlotError``."""

@@ -1,7 +1,7 @@
 """Where the bytes of one disk transfer lie in memory, and the native parts that move them. Memory
-of the tier above is read and written in place where its blocks are single runs that the file
-system accepts; else the bytes go through rows of our own. Keeps I22: a move holds its memory to the
-end.
+of the tier above is read and written in place where its blocks lie in one piece that the file
+system accepts; else the bytes go through rows of our own. Each run of a block, one a (shard piece,
+layer), is a native part with a checksum of its own. Keeps I22: a move holds its memory to the end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
-from radix.tier import Slots, Tier, Transfer
+from radix.tier import Slots, Tier, Transfer, View
 from tiers.copies import plane_array
+from tiers.pools import LoadedLayers
 from tiers.slab import ALIGNMENT_BYTES, stride_bytes
 from tiers.transfer import OP, PLANE, Ops, Planes
+from tiers.views import Cut, Offsets
 
 Statuses = npt.NDArray[np.int32]
 
@@ -40,20 +42,26 @@ class Rows:
 
 @dataclass(slots=True)
 class Move:
-    """One transfer on its way. ``planes`` and ``slots`` name the single run of memory that is read
-    from or written to the file for each block; ``statuses`` holds an RDX status for each block.
+    """One transfer on its way, or one layer of it. ``planes`` and ``slots`` name the memory that is
+    read from or written to the file, one plane of blocks; ``places``: where each run of ``cut``
+    lies in such a block; ``statuses`` holds an RDX status for each block, ``sums`` a checksum for
+    each of its runs. ``layered``: the load that this is a layer of.
     """
 
     transfer: Transfer
     upper: Tier
     storing: bool
+    cut: Cut
     planes: Planes
     slots: Slots
+    places: Offsets
     rows: Rows | None
     statuses: Statuses
     sums: npt.NDArray[np.uint64]
     ops: Ops = field(default_factory=lambda: np.zeros(0, OP))
     nbytes: int = 0
+    recorded: int = 0
+    layered: Layered | None = None
 
     @property
     def count(self) -> int:
@@ -67,41 +75,75 @@ class Move:
             self.rows = None
 
 
-def make_move(
-    transfer: Transfer, upper: Tier, block_bytes: int, pieces: int, *, storing: bool, aligned: bool
-) -> Move:
+@dataclass(slots=True)
+class Layered:
+    """A load by layer, of the runs of ``view``: ``left`` moves that have not ended, ``ended`` by
+    layer, ``statuses`` and ``nbytes`` of those that have. ``seen`` is what the tier tells of it.
+    """
+
+    seen: LoadedLayers
+    view: View
+    left: int
+    ended: list[bool]
+    statuses: Statuses
+    nbytes: int = 0
+    is_cancelled: bool = False
+
+    def take(self, move: Move) -> bool:
+        """One layer has ended; whether it was the last."""
+        self.left -= 1
+        self.nbytes += move.nbytes
+        bad = (move.statuses != lib.RDX_OK) & (self.statuses == lib.RDX_OK)
+        self.statuses[bad] = move.statuses[bad]
+        layer = int(move.cut.layer[0]) - self.seen.span[0]
+        self.ended[layer] = bool((move.statuses == lib.RDX_OK).all())
+        self.look()
+        return self.left == 0
+
+    def look(self) -> None:
+        """Counts the layers that are complete."""
+        while self.seen.done < len(self.ended) and self.ended[self.seen.done]:
+            self.seen.done += 1
+
+
+def make_move(transfer: Transfer, upper: Tier, cut: Cut, *, storing: bool, aligned: bool) -> Move:
     """Chooses the memory of a transfer. ``aligned``: the file takes whole 4 KiB pages only, so
     that the padding of a block is moved with it.
     """
     slots = np.ascontiguousarray(transfer.upper_slots, np.int32)
     count = len(slots)
     rows: Rows | None = None
+    places = cut.above
     planes: Planes = np.zeros(0, PLANE)
     if upper.capability.address_mapped:
         planes = np.ascontiguousarray(upper.planes(transfer.group))
-    if not _in_place(planes, block_bytes, aligned):
-        rows = Rows(count, block_bytes)
+    if not _in_place(planes, cut, aligned):
+        rows = Rows(count, cut.nbytes)
         planes, slots = rows.planes, rows.slots
+        places = np.cumsum(cut.sizes, dtype=np.uint64) - cut.sizes
     return Move(
         transfer=transfer,
         upper=upper,
         storing=storing,
+        cut=cut,
         planes=planes,
         slots=slots,
+        places=places,
         rows=rows,
         statuses=np.full(count, lib.RDX_ECANCELED, np.int32),
-        sums=np.zeros((count, pieces), np.uint64),
+        sums=np.zeros((count, len(cut.sizes)), np.uint64),
     )
 
 
-def _in_place(planes: Planes, block_bytes: int, aligned: bool) -> bool:
-    if len(planes) != 1 or int(planes["bytes"][0]) != block_bytes:
+def _in_place(planes: Planes, cut: Cut, aligned: bool) -> bool:
+    if len(planes) != 1:
         return False
     base, stride = int(planes["base"][0]), int(planes["stride"][0])
     if not aligned:
         return True
-    whole = base % ALIGNMENT_BYTES == 0 and stride % ALIGNMENT_BYTES == 0
-    return whole and stride >= stride_bytes(block_bytes)
+    if base % ALIGNMENT_BYTES or stride % ALIGNMENT_BYTES or (cut.above % ALIGNMENT_BYTES).any():
+        return False
+    return stride >= stride_bytes(int(cut.above[-1] + cut.sizes[-1]))
 
 
 def file_ops(
@@ -112,32 +154,29 @@ def file_ops(
     *,
     aligned: bool,
 ) -> Ops:
-    """The parts that move the blocks ``chosen``, one a piece; ``fds`` and ``offsets`` say where
-    each of them lies. A piece alone in its block is padded to 4 KiB where ``aligned``.
+    """The parts that move the blocks ``chosen``, one a run; ``fds`` and ``offsets`` say where each
+    of them lies. A run alone in its block is padded to 4 KiB where ``aligned``.
     """
-    block_bytes = int(move.planes["bytes"][0])
-    pieces = move.sums.shape[1]
-    piece_bytes = block_bytes // pieces
-    ops = np.zeros((len(chosen), pieces), OP)
-    step = np.arange(pieces, dtype=np.uint64) * np.uint64(piece_bytes)
+    cut = move.cut
+    ops = np.zeros((len(chosen), len(cut.sizes)), OP)
     memory = (
         move.planes["base"][0] + move.slots[chosen].astype(np.uint64) * move.planes["stride"][0]
     )
+    page = np.uint64(ALIGNMENT_BYTES)
     ops["kind"] = lib.RDX_OP_WRITE if move.storing else lib.RDX_OP_READ
     ops["fd"] = fds[:, None]
-    ops["offset"] = offsets[:, None] + step
-    ops["memory"] = memory[:, None] + step
-    ops["bytes"] = stride_bytes(piece_bytes) if aligned else piece_bytes
-    ops["payload_bytes"] = piece_bytes
+    ops["offset"] = offsets[:, None] + cut.below
+    ops["memory"] = memory[:, None] + move.places
+    ops["bytes"] = (cut.sizes + page - np.uint64(1)) // page * page if aligned else cut.sizes
+    ops["payload_bytes"] = cut.sizes
     ops["checksum"] = move.sums[chosen]
     ops["block"] = chosen[:, None]
     return ops.reshape(-1)
 
 
 def settle_ops(move: Move) -> None:
-    """Takes statuses, and for a store checksums, from the parts that have ended."""
-    pieces = move.sums.shape[1]
-    ops = move.ops.reshape(-1, pieces)
+    """Takes statuses and bytes, and for a store checksums, from the parts that have ended."""
+    ops = move.ops.reshape(-1, len(move.cut.sizes))
     if not len(ops):
         return
     blocks = ops["block"][:, 0].astype(np.int64)
@@ -145,6 +184,7 @@ def settle_ops(move: Move) -> None:
     first = np.argmax(bad, axis=1)
     found = ops["status"][np.arange(len(ops)), first]
     move.statuses[blocks] = np.where(bad.any(axis=1), found, lib.RDX_OK)
+    move.nbytes = int(ops["payload_bytes"][~bad].sum())
     if move.storing:
         move.sums[blocks] = ops["checksum"]
 

@@ -41,9 +41,11 @@ from tiers.lmdb_index import LmdbIndex
 from tiers.lmdb_index import Records as Rows
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 from tiers.slab_files import SlabFiles, has_direct_io
+from tiers.views import runs_of
 
 _LOG = logging.getLogger("tiers.disk")
 REMOVE_CHUNK = 4096
+MOST_PIECES = 32  # bits of ``present`` in a record
 UNREADABLE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 
 
@@ -82,15 +84,23 @@ class OpenDisk:
             lock.release()
 
 
-def pieces_of(groups: Sequence[Group]) -> list[int]:
-    """Checksums a block of each group. Raises ``ValueError`` where pieces would not be equal."""
+def most_runs(groups: Sequence[Group]) -> int:
+    """Checksums a record must hold. ``ValueError`` where a block has more pieces than a record has
+    bits for.
+    """
     for group in groups:
-        shards = group.layout.store_shards
-        if group.block_bytes % shards:
+        if group.layout.pieces > MOST_PIECES:
             raise ValueError(
-                f"group {group.name!r}: {shards} shards do not divide {group.block_bytes} bytes"
+                f"group {group.name!r}: a block in {group.layout.pieces} shard pieces, a disk tier "
+                f"takes at most {MOST_PIECES}"
             )
-    return [group.layout.store_shards for group in groups]
+    return max(runs_of(group.layout) for group in groups)
+
+
+def _takes_whole_pages(group: Group) -> bool:
+    """Whether its runs can be moved by O_DIRECT: one alone, or each of whole 4 KiB."""
+    runs = group.layout.runs[group.layout.runs[:, :, 1] > 0]
+    return len(runs) == 1 or not (runs % ALIGNMENT_BYTES).any()
 
 
 def limit_for(
@@ -106,7 +116,7 @@ def limit_for(
     """
     if blocks < 1:
         raise ValueError(f"blocks must be at least 1, not {blocks}")
-    dtype = record_dtype(page_bytes, max(pieces_of(groups)))
+    dtype = record_dtype(page_bytes, most_runs(groups))
     sizes = [group.block_bytes for group in groups]
     kept = [stored_bytes(size, payload) for size in sizes]
     limit = LEAST_MAP_BYTES + blocks * sum(stride_bytes(size) for size in kept)
@@ -137,8 +147,7 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
     Raises: ``TierUnavailableError`` (held, of a newer format, cannot be written), ``ValueError``
     for a limit too small. Cost: one scan of the index.
     """
-    pieces = pieces_of(groups)
-    dtype = record_dtype(page_bytes, max(pieces))
+    dtype = record_dtype(page_bytes, most_runs(groups))
     geometry, plan, fresh = _plan(config, groups, dtype)
     with contextlib.ExitStack() as undo:
         try:
@@ -148,19 +157,14 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             for number, directory in enumerate(config.paths):
                 if number not in failed:
                     write_format(directory, geometry, number)
-            sizes = [
-                group.block_bytes // count for group, count in zip(groups, pieces, strict=True)
-            ]
-            aligned = all(
-                count == 1 or size % 4096 == 0 for size, count in zip(sizes, pieces, strict=True)
-            )
+            aligned = all(_takes_whole_pages(group) for group in groups)
             used = [path for number, path in enumerate(config.paths) if number not in failed]
             direct = config.payload == "slab" and aligned and all(map(has_direct_io, used))
             files = SlabFiles(config.paths, plan.segment_bytes, direct=direct)
             files.failed |= failed
             undo.callback(files.close)
             mark = fingerprint(groups, page_bytes, geometry)
-            opening = _Opening(config, groups, tuple(pieces), dtype, plan, mark, files, locks)
+            opening = _Opening(config, groups, dtype, plan, mark, files, locks)
             opened = _read_or_start_cold(opening)
             undo.callback(opened.index.close)
             if fresh:  # syncing a file does not make its name durable
@@ -260,7 +264,6 @@ class _Opening:
 
     config: DiskConfig
     groups: tuple[Group, ...]
-    pieces: tuple[int, ...]
     dtype: np.dtype[np.void]
     plan: SpacePlan
     mark: bytes
@@ -338,18 +341,18 @@ def _compact(opening: _Opening) -> None:
 
 def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
     """Reads the index, drops durably what does not hold, and frees its bytes."""
-    config, groups, pieces = opening.config, opening.groups, opening.pieces
+    config, groups = opening.config, opening.groups
     plan, files = opening.plan, opening.files
     sizes = [stored_bytes(group.block_bytes, config.payload) for group in groups]
     slab = SlabAllocator(
         sizes, limit_bytes=plan.segments * plan.segment_bytes, segment_bytes=plan.segment_bytes
     )
-    books = DiskBooks(slab, pieces)
+    books = DiskBooks(slab, [group.layout for group in groups])
     found = index.scan()
     index.drop_unsound()
     names = index.namespaces()
     columns = columns_of(found, slab)
-    keep = sound(found, groups, pieces, index.epoch, names)
+    keep = sound(found, groups, index.epoch, names)
     if files.failed:
         keep &= ~np.isin(columns.segments % len(config.paths), list(files.failed))
     keep = newest_alone(found, keep, columns)
@@ -368,11 +371,11 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
             slab.ban(segment)
     for segment in live.tolist():
         slab.adopt(int(owners[segment]), segment)
-    for group, count in enumerate(pieces):
+    for group in range(len(groups)):
         mine = columns.groups == group
         slots = columns.slots[mine].astype(np.int32)
         slab.claim(group, slots)
-        books.recorded(group, slots, columns.ids[mine], rows["checksums"][mine, :count])
+        books.recorded(group, slots, columns.ids[mine], rows["checksums"][mine])
     slab.changes()
     used = {int(number) for number in np.unique(rows["namespace"])}
     if used != set(names):

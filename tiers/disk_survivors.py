@@ -5,7 +5,6 @@ mask of rows. Keeps I7 (a slot has one owner) and I25 (bytes <= limit) over a re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.groups import Group
-from tiers.copies import checksums, plane_array
+from tiers.copies import plane_array
 from tiers.disk_books import headroom_blocks
 from tiers.lmdb_index import Records as Rows
 from tiers.slab import SlabAllocator
+from tiers.views import checksums
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -45,11 +45,12 @@ def columns_of(found: Rows, slab: SlabAllocator) -> Columns:
 def sound(
     found: Rows,
     groups: tuple[Group, ...],
-    pieces: Sequence[int],
     epoch: int,
     names: dict[int, bytes],
 ) -> Mask:
-    """Rows that this layout, epoch and table of namespaces can mean."""
+    """Rows that this layout, epoch and table of namespaces can mean, with every shard piece there:
+    a block of which one is missing is missing for all.
+    """
     group = found["group"].astype(np.int64)
     keep = (group < len(groups)) & (found["slot"] >= 0) & (found["epoch"] == epoch)
     numbers = found["namespace"].astype(np.int64)
@@ -58,7 +59,7 @@ def sound(
     keep &= numbers < len(known)
     keep &= known[np.minimum(numbers, len(known) - 1)]
     lengths = np.array([item.block_bytes for item in groups])
-    whole = np.array([(1 << count) - 1 for count in pieces])
+    whole = np.array([(1 << item.layout.pieces) - 1 for item in groups])
     group = np.minimum(group, len(groups) - 1)
     keep &= (found["length"] == lengths[group]) & (found["present"] == whole[group])
     return np.asarray(keep & (found["key_bytes"] <= 32), np.bool_)

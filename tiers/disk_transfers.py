@@ -1,11 +1,13 @@
 """Stores and loads of the disk tier, step by step. Each step runs in a native thread or in the
 committer; the owner's thread only starts the next one. Keeps I22 (one acknowledgement a transfer, a
-failed one leaves no visible entry) and the reading half of I24: a block is good only if its
-checksum held.
+failed one leaves no visible entry) and the reading half of I24: a block is good only if the
+checksum of each run that was asked for held.
 
     store   [gather] -> write, sync -> commit -> done          (payload="slab")
             [gather] -> commit -> done                         (payload="lmdb")
+    part    [gather] -> write, sync -> done; with the last one of a block -> commit -> done
     load    read, verify -> [scatter] -> done
+    layers  read, verify -> [scatter] of each layer by itself, begun in order -> done
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import os
 import select
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import lmdb
 import numpy as np
@@ -26,34 +27,22 @@ from radix.errors import CorruptBlockError, TierError, TierFullError
 from radix.groups import Group
 from radix.tier import Tier, Transfer, TransferDone
 from tiers.committer import Committed, Committer, RemovalWork, StoreWork
-from tiers.copies import Mover, checksums, mover_of, plane_array
+from tiers.copies import STEP_NUMBERS, Mover, mover_of
 from tiers.disk_ahead import ZeroAhead
 from tiers.disk_health import DiskHealth
-from tiers.disk_moves import Move, file_ops, make_move, settle_ops, views_of
+from tiers.disk_moves import Layered, Move, file_ops, make_move, settle_ops
 from tiers.disk_open import DiskConfig, OpenDisk
-from tiers.format import HAS_PAGES
+from tiers.disk_records import DiskCounts, check_records, rows_of, whole_blocks
 from tiers.lmdb_index import Additions
+from tiers.pools import LoadedLayers
 from tiers.transfer import TransferEngine, status_text
+from tiers.views import Cut, run_sums
 
 _LOG = logging.getLogger("tiers.disk")
 QUEUE_JOBS = 1024
 Indices = npt.NDArray[np.int64]
 Step = Callable[[Move], bool]
 Then = Callable[[Move, int, int], None]  # with status and bytes
-
-
-@dataclass(slots=True)
-class DiskCounts:
-    """What happened since the tier was opened, in blocks. ``dropped``: found at opening and not
-    kept (of another layout, beyond the limit, damaged).
-    """
-
-    stored: int = 0
-    loaded: int = 0
-    corrupt: int = 0
-    failed_stores: int = 0
-    failed_loads: int = 0
-    dropped: int = 0
 
 
 class DiskTransfers:
@@ -87,27 +76,63 @@ class DiskTransfers:
         self._mover_jobs: dict[int, tuple[Move, Then]] = {}
         self._reading: list[tuple[Move, Future[npt.NDArray[np.int32]]]] = []
         self._stalled: list[tuple[Move, Step]] = []
-        self._mover: Mover | None = None
+        self._movers: list[Mover] = []
+        self._layered: dict[int, Layered] = {}
         self._numbers = {canonical: number for number, canonical in disk.namespaces.items()}
         self._durable = set(disk.namespaces)
         self._done: list[TransferDone] = []
 
     # ------------------------------------------------------------------ from outside
 
-    def store(self, transfer: Transfer, upper: Tier) -> None:
-        """Starts a store. Raises ``TierFullError`` (retryable), ``ValueError``."""
-        self._check_records(transfer)
-        move = self._new_move(transfer, upper, storing=True)
+    def store(self, transfer: Transfer, upper: Tier, cut: Cut) -> None:
+        """Starts a store of the runs of ``cut``. Raises ``TierFullError`` (retryable),
+        ``ValueError``.
+        """
+        check_records(transfer, self._page_bytes)
+        move = self._new_move(transfer, upper, cut, storing=True)
         self._begin(move, self._write if move.rows is None else self._gather)
 
-    def load(self, transfer: Transfer, upper: Tier) -> None:
-        """Starts a load. Raises ``TierFullError`` (retryable)."""
-        move = self._new_move(transfer, upper, storing=False)
+    def load(self, transfer: Transfer, upper: Tier, cut: Cut, seen: LoadedLayers) -> None:
+        """Starts a load of the runs of ``cut``; ``seen`` is kept up to date where it goes by layer.
+        Raises ``TierFullError`` (retryable).
+        """
+        cuts = cut.by_layer() if transfer.by_layer else [cut]
+        if len(cuts) == 1:
+            self._begin(self._new_load(transfer, upper, cut), self._read)
+            return
+        some = [each for each in cuts if len(each.sizes)]
+        moves = [self._new_load(transfer, upper, each) for each in some]
+        layered = Layered(
+            seen=seen,
+            view=cut.view,
+            left=len(moves),
+            ended=[not len(each.sizes) for each in cuts],
+            statuses=np.zeros(len(transfer.lower_slots), np.int32),
+        )
+        self._layered[transfer.job] = layered
+        started = False
+        try:
+            for move in moves:
+                move.layered = layered
+            started = self._read(moves[0])
+        finally:
+            if not started:
+                del self._layered[transfer.job]
+                for move in moves:
+                    move.release()
+        if not started:
+            raise TierFullError(self._name, "the queue of transfers is full", retryable=True)
+        for move in moves[1:]:
+            self._next(move, self._read)
+
+    def _new_load(self, transfer: Transfer, upper: Tier, cut: Cut) -> Move:
+        move = self._new_move(transfer, upper, cut, storing=False)
         slots = np.ascontiguousarray(transfer.lower_slots, np.int32)
         known = self._disk.books.has_record(transfer.group, slots)
         move.statuses[~known] = lib.RDX_ESHORT  # no record, no block
-        move.sums[known] = self._disk.books.sums(transfer.group, slots[known])
-        self._begin(move, self._read)
+        kept = self._disk.books.sums(transfer.group, slots[known])
+        move.sums[known] = kept[:, cut.chosen]
+        return move
 
     def remove(self, work: RemovalWork) -> None:
         """Removes records with the next transaction that there is a reason for."""
@@ -115,6 +140,8 @@ class DiskTransfers:
 
     def cancel(self, job: int) -> None:
         """Skips what has not begun of a transfer; it is acknowledged all the same."""
+        if job in self._layered:
+            self._layered[job].is_cancelled = True
         for number, (move, _) in self._jobs.items():
             if move.transfer.job == job:
                 self.engine.cancel(number)
@@ -130,13 +157,13 @@ class DiskTransfers:
                 continue
             move, then = self._jobs.pop(ended.job)
             then(move, ended.status, ended.nbytes)
-        if self._mover_jobs and self._mover is not None:
-            for moved in self._mover.moved():
+        for mover in self._movers if self._mover_jobs else ():
+            for moved in mover.moved():
                 move, then = self._mover_jobs.pop(moved.job)
                 then(move, moved.status, moved.nbytes)
         self._collect_reads()
         self.collect()
-        if not self._moves and not self._in_values:
+        if not (self._moves or self._layered or self._in_values):
             self.ahead.step()
         done, self._done = self._done, []
         return done
@@ -193,18 +220,13 @@ class DiskTransfers:
 
     # ------------------------------------------------------------------ steps
 
-    def _new_move(self, transfer: Transfer, upper: Tier, *, storing: bool) -> Move:
-        group = self._groups[transfer.group]
+    def _new_move(self, transfer: Transfer, upper: Tier, cut: Cut, *, storing: bool) -> Move:
         if not upper.capability.address_mapped:
-            self._mover = mover_of(upper, self._name)
-        return make_move(
-            transfer,
-            upper,
-            group.block_bytes,
-            group.layout.store_shards,
-            storing=storing,
-            aligned=self._disk.files.direct,
-        )
+            mover = mover_of(upper, self._name)
+            if mover not in self._movers:
+                self._movers.append(mover)
+        direct = self._disk.files.direct
+        return make_move(transfer, upper, cut, storing=storing, aligned=direct)
 
     def _begin(self, move: Move, first: Step) -> None:
         job = move.transfer.job
@@ -221,7 +243,10 @@ class DiskTransfers:
 
     def _next(self, move: Move, step: Step) -> None:
         """A later step: a full queue only makes it wait."""
-        if not step(move):
+        if move.layered is not None and move.layered.is_cancelled:
+            move.statuses[move.statuses == lib.RDX_OK] = lib.RDX_ECANCELED
+            self._end_load(move)
+        elif not step(move):
             self._stalled.append((move, step))
 
     def _run(self, move: Move, start: Callable[[int], int], then: Then) -> bool:
@@ -242,10 +267,13 @@ class DiskTransfers:
         if not upper.capability.address_mapped:
             mover = mover_of(upper, self._name)
             call = mover.copy_out if move.storing else mover.copy_in
-            call(transfer.job, transfer.group, theirs, move.planes, ours, transfer.urgency)
-            self._mover_jobs[transfer.job] = (move, then)
+            number = transfer.job if move.layered is None else STEP_NUMBERS + self.engine.new_job()
+            ends = (theirs, move.planes, ours)
+            call(number, transfer.group, *ends, transfer.urgency, move.cut.ranges_above())
+            self._mover_jobs[number] = (move, then)
             return True
-        mine, above = (move.planes, ours), (upper.planes(transfer.group), theirs)
+        planes = move.cut.planes_above(upper.planes(transfer.group))
+        mine, above = (move.planes, ours), (planes, theirs)
         target, source = (mine, above) if move.storing else (above, mine)
         return self._run(
             move, lambda job: self.engine.submit_copy(job, transfer.urgency, *target, *source), then
@@ -277,22 +305,6 @@ class DiskTransfers:
 
     # ------------------------------------------------------------------ store
 
-    def _check_records(self, transfer: Transfer) -> None:
-        records, count = transfer.records, len(transfer.lower_slots)
-        if records is None:
-            raise ValueError(f"job {transfer.job}: a persistent tier needs records")
-        keys, pages = records.keys, records.pages
-        if keys.ndim != 2 or len(keys) != count or not 1 <= keys.shape[1] <= 32:
-            raise ValueError(f"records.keys must be ({count}, 1 to 32), not {keys.shape}")
-        if records.parents.shape != (count, 16):
-            raise ValueError(f"records.parents must be ({count}, 16), not {records.parents.shape}")
-        if pages is not None and pages.shape != (count, self._page_bytes):
-            raise ValueError(
-                f"records.pages must be ({count}, {self._page_bytes}), not {pages.shape}"
-            )
-        if records.positions.shape != (count,):
-            raise ValueError(f"records.positions must be ({count},), not {records.positions.shape}")
-
     def _gather(self, move: Move) -> bool:
         return self._copy(move, np.arange(move.count), self._gathered)
 
@@ -306,14 +318,9 @@ class DiskTransfers:
     def _write(self, move: Move) -> bool:
         if not self._in_values:
             return self._move_files(move, np.arange(move.count), self._written)
-        pieces = move.sums.shape[1]
-        base, stride, size = (int(value) for value in move.planes[0])
-        for piece in range(pieces):
-            piece_bytes = size // pieces
-            plane = plane_array([(base + piece * piece_bytes, stride, piece_bytes)])
-            move.sums[:, piece] = checksums(plane, move.slots)
+        move.sums[:] = run_sums(move.planes[0], move.places, move.cut.sizes, move.slots)
         move.statuses[:] = lib.RDX_OK
-        move.nbytes = move.count * size
+        move.nbytes = move.count * move.cut.nbytes
         self._publish(move)
         return True
 
@@ -323,41 +330,39 @@ class DiskTransfers:
         self._publish(move)
 
     def _publish(self, move: Move) -> None:
-        """The bytes are safe: their records go to the next transaction. What is not what the tier
-        above committed rotted there, and gets no record.
+        """The bytes are safe: the records of blocks that are whole go to the next transaction. What
+        is not what the tier above committed rotted there, and gets no record.
         """
-        group, above = move.transfer.group, move.transfer.upper_slots
-        kept = move.upper.sums(group, above) if move.sums.shape[1] == 1 else None
+        transfer, cut = move.transfer, move.cut
+        kept = move.upper.sums(transfer.group, transfer.upper_slots)
         if kept is not None:
-            rotten = (move.statuses == lib.RDX_OK) & (move.sums[:, 0] != kept)
+            kept = kept.reshape(move.count, -1)[:, cut.chosen]
+            rotten = (move.statuses == lib.RDX_OK) & (move.sums != kept).any(axis=1)
             move.statuses[rotten] = lib.RDX_ECORRUPT
-        good = np.flatnonzero(move.statuses == lib.RDX_OK)
-        transfer, records = move.transfer, move.transfer.records
+        group = self._groups[transfer.group]
+        good, sums, blocks = whole_blocks(
+            move, self._disk.books.arrivals, group.layout, in_values=self._in_values
+        )
+        records = transfer.records
         if not len(good) or records is None:
             self._end_store(move, None)
             return
         fresh = max(self._numbers.values(), default=0) + 1
         number = self._numbers.setdefault(records.namespace, fresh)
-        width, pieces = records.keys.shape[1], move.sums.shape[1]
-        rows = np.zeros(len(good), self._disk.dtype)
-        rows["position"] = records.positions[good]
-        rows["epoch"] = self._disk.index.epoch
-        rows["slot"] = np.asarray(transfer.lower_slots)[good]
-        rows["namespace"] = number
-        rows["length"] = self._groups[transfer.group].block_bytes
-        rows["present"] = (1 << pieces) - 1
-        rows["group"] = transfer.group
-        rows["key_bytes"] = width
-        rows["key"][:, :width] = records.keys[good]
-        rows["parent"] = records.parents[good]
-        rows["checksums"][:, :pieces] = move.sums[good]
-        if records.pages is not None:
-            rows["flags"] = HAS_PAGES
-            rows["page"] = records.pages[good]
+        rows = rows_of(
+            self._disk.dtype,
+            transfer,
+            records,
+            good,
+            sums,
+            group,
+            epoch=self._disk.index.epoch,
+            namespace=number,
+        )
         self.committer.offer(
             StoreWork(
                 job=transfer.job,
-                additions=Additions(rows, views_of(move, good) if self._in_values else ()),
+                additions=Additions(rows, blocks),
                 namespaces={} if number in self._durable else {number: records.namespace},
                 nbytes=move.nbytes,
             )
@@ -367,23 +372,25 @@ class DiskTransfers:
         move = self._moves[result.work.job]
         if result.error is None:
             rows = result.work.additions.records
-            good = move.statuses == lib.RDX_OK
-            slots = np.ascontiguousarray(rows["slot"], np.int32)
-            self._disk.books.recorded(move.transfer.group, slots, rows["id"], move.sums[good])
+            group, slots = move.transfer.group, np.ascontiguousarray(rows["slot"], np.int32)
+            self._disk.books.recorded(group, slots, rows["id"], rows["checksums"])
+            self._disk.books.arrivals.forget(group, slots)
             self._durable |= set(result.work.namespaces)
+            move.recorded = len(rows)
         self._end_store(move, result.error)
 
     def _end_store(self, move: Move, error: TierError | None) -> None:
         good = move.statuses == lib.RDX_OK
         if error is not None:
             good[:] = False
+            lost = np.asarray(move.transfer.lower_slots)
+            self._disk.books.arrivals.take_back(move.transfer.group, lost, move.cut.chosen)
             if not error.retryable:
                 self._health.stop_accepting(str(error))
         elif not good.all():
             error = self._health.store_failed(move)
-        stored = int(np.count_nonzero(good))
-        self.counts.stored += stored
-        self.counts.failed_stores += move.count - stored
+        self.counts.stored += move.recorded
+        self.counts.failed_stores += move.count - int(np.count_nonzero(good))
         self._end(move, good, np.zeros(move.count, np.bool_), 0, error)
 
     # ------------------------------------------------------------------ load
@@ -395,10 +402,9 @@ class DiskTransfers:
             return True
         if self._readers is None:
             return self._move_files(move, chosen, self._was_read)
-        group = self._groups[move.transfer.group]
         planes, slots = move.planes, move.slots
         if move.upper.capability.address_mapped:
-            planes = move.upper.planes(move.transfer.group)
+            planes = move.cut.planes_above(move.upper.planes(move.transfer.group))
             slots = np.ascontiguousarray(move.transfer.upper_slots, np.int32)
             move.release()
         ids = self._disk.books.record_ids(move.transfer.group, move.transfer.lower_slots)
@@ -406,7 +412,7 @@ class DiskTransfers:
             self._disk.index.copy_out,
             ids[chosen],
             move.sums[chosen],
-            group.block_bytes // move.sums.shape[1],
+            move.cut,
             planes,
             slots[chosen],
         )
@@ -426,9 +432,7 @@ class DiskTransfers:
             except (lmdb.Error, OSError) as error:
                 _LOG.warning("tier %r: job %d: %s", self._name, move.transfer.job, error)
                 move.statuses[chosen] = lib.RDX_EIO
-            move.nbytes = int(np.count_nonzero(move.statuses == lib.RDX_OK)) * int(
-                self._groups[move.transfer.group].block_bytes
-            )
+            move.nbytes = int(np.count_nonzero(move.statuses == lib.RDX_OK)) * move.cut.nbytes
             self._after_read(move)
 
     def _was_read(self, move: Move, status: int, nbytes: int) -> None:
@@ -449,6 +453,19 @@ class DiskTransfers:
         self._end_load(move)
 
     def _end_load(self, move: Move) -> None:
+        layered = move.layered
+        if layered is not None:
+            move.release()
+            if not layered.take(move):
+                return
+            # The last layer to end stands for all of them.
+            del self._layered[move.transfer.job]
+            move.statuses, move.nbytes = layered.statuses, layered.nbytes
+        move.upper.arrived(
+            move.transfer.group,
+            np.asarray(move.transfer.upper_slots)[move.statuses == lib.RDX_OK],
+            move.cut.view if layered is None else layered.view,
+        )
         good = move.statuses == lib.RDX_OK
         corrupt = np.isin(move.statuses, (lib.RDX_ECORRUPT, lib.RDX_ESHORT))
         corrupt |= self._health.refused_reads(move)
@@ -473,6 +490,6 @@ class DiskTransfers:
         error: TierError | None,
     ) -> None:
         move.release()
-        del self._moves[move.transfer.job]
+        self._moves.pop(move.transfer.job, None)
         done = TransferDone(move.transfer.job, good, corrupt, move.nbytes, verified, error)
         self._done.append(done)

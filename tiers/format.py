@@ -28,9 +28,11 @@ import numpy as np
 from radix.errors import TierUnavailableError
 from radix.groups import Group
 from tiers.slab import ALIGNMENT_BYTES, stride_bytes
+from tiers.views import runs_of
 
 FORMAT_NAME = "radix-disk"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # 1: as 2 where every block is one run, other layouts start cold
 LMDB_FORMAT = "0.9"
 PAYLOADS = ("slab", "lmdb")
 OVERHEAD_BYTES = 64 << 10  # format, lock and LMDB's reader table
@@ -62,10 +64,12 @@ class SpacePlan:
     segments: int
 
 
-def record_dtype(page_bytes: int, pieces: int) -> np.dtype[np.void]:
+def record_dtype(page_bytes: int, runs: int) -> np.dtype[np.void]:
     """One record, packed; ``guard`` is the xxh3-64 of all that stands before it.
 
-    The page bytes stand inside the record, so that opening needs one scan of one table.
+    ``present``: a bit for each shard piece; ``checksums``: one for each (piece, layer), as many as
+    the group with the most ``runs`` has, in the order of the block. The page bytes stand inside the
+    record, so that opening needs one scan of one table.
     """
     return np.dtype(
         [
@@ -81,7 +85,7 @@ def record_dtype(page_bytes: int, pieces: int) -> np.dtype[np.void]:
             ("flags", "u1"),
             ("key", "u1", (32,)),
             ("parent", "u1", (16,)),
-            ("checksums", "<u8", (pieces,)),
+            ("checksums", "<u8", (runs,)),
             ("page", "u1", (page_bytes,)),
             ("guard", "<u8"),
         ]
@@ -90,10 +94,12 @@ def record_dtype(page_bytes: int, pieces: int) -> np.dtype[np.void]:
 
 def fingerprint(groups: Sequence[Group], page_bytes: int, geometry: Geometry) -> bytes:
     """16 bytes that differ wherever the same record would mean other bytes: layouts, groups and
-    their order, page size, and where a slot number points.
+    their order, page size, and where a slot number points. Blocks of one run each lie as they did
+    in version 1, and are found again.
     """
+    version = 1 if all(runs_of(group.layout) == 1 for group in groups) else 2
     text = [
-        f"{FORMAT_NAME}-{FORMAT_VERSION};{page_bytes}",
+        f"{FORMAT_NAME}-{version};{page_bytes}",
         f"{geometry.payload};{geometry.paths};{geometry.segment_bytes}",
     ]
     text += [f"{len(g.name)}:{g.name}={g.layout.fingerprint.hex()}" for g in groups]
@@ -191,11 +197,11 @@ def read_format(directory: Path, tier: str) -> Geometry | None:
         raise TierUnavailableError(tier, f"{path} is not a format file of a disk tier") from None
     if name != FORMAT_NAME:
         raise TierUnavailableError(tier, f"{path} says {name!r}, expected {FORMAT_NAME!r}")
-    if version != FORMAT_VERSION:
+    if version not in READABLE_VERSIONS:
         raise TierUnavailableError(
             tier,
             f"{directory} has format {FORMAT_NAME} version {version}, this library reads "
-            f"version {FORMAT_VERSION}; it was left untouched",
+            f"versions {READABLE_VERSIONS[0]} to {FORMAT_VERSION}; it was left untouched",
         )
     try:
         return Geometry(

@@ -23,17 +23,18 @@ import numpy.typing as npt
 from radix.errors import TierError
 from radix.groups import Group
 from radix.pool import SlotError, SlotPool
-from radix.tier import Capability, Slots, Tier, TierMode, TierUsage
-from tiers.copies import CopyingTier, checksums, mover_of, plane_array
+from radix.tier import Capability, Slots, Tier, TierMode, TierUsage, View
+from tiers.copies import CopyingTier, Mover, mover_of, plane_array
 from tiers.memory import SharedMemory, memory_limit_bytes
 from tiers.pools import checked_count
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 from tiers.transfer import DEFAULT_THREADS, Planes
+from tiers.views import Cut, run_sums, runs_of, view_bytes, views_of
 
 _MAPPED = Capability(
     persistent=False,
     shared=False,
-    layer_wise=False,
+    layer_wise=True,
     address_mapped=True,
     shares_bytes=True,
     holds_bytes=True,
@@ -41,7 +42,7 @@ _MAPPED = Capability(
 _ADOPTED = Capability(
     persistent=False,
     shared=False,
-    layer_wise=False,
+    layer_wise=True,
     address_mapped=True,
     shares_bytes=False,
     holds_bytes=True,
@@ -49,7 +50,7 @@ _ADOPTED = Capability(
 _NAMED = Capability(
     persistent=False,
     shared=True,
-    layer_wise=False,
+    layer_wise=True,
     address_mapped=True,
     shares_bytes=True,
     holds_bytes=True,
@@ -98,6 +99,7 @@ class HostTier(CopyingTier):
         self.registered = False
         self.created = False
         self._sums: list[npt.NDArray[np.uint64]] = []
+        self._registrar: Mover | None = None
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         sizes = [group.block_bytes for group in groups]
@@ -111,15 +113,16 @@ class HostTier(CopyingTier):
         whole = self.limit_bytes if len(sizes) == 1 else self.limit_bytes // segment * segment
         self._slab = SlabAllocator(sizes, limit_bytes=whole, segment_bytes=segment)
         if upper is not None and not upper.capability.address_mapped:
-            self._mover = mover_of(upper, self.name)
+            self._registrar = mover_of(upper, self.name)
         self._units = [_Numbering(kind.stride_bytes, segment) for kind in self._slab.classes]
         if self._verify:
             self._sums = [
-                np.zeros(self.limit_bytes // unit.stride + 1, np.uint64) for unit in self._units
+                np.zeros((self.limit_bytes // unit.stride + 1, runs_of(group.layout)), np.uint64)
+                for unit, group in zip(self._units, groups, strict=True)
             ]
         memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
-        if self._mover is not None:
-            self.registered = self._mover.register(memory.address, self.limit_bytes)
+        if self._registrar is not None:
+            self.registered = self._registrar.register(memory.address, self.limit_bytes)
         self._planes = [
             plane_array([(memory.address, unit.stride, size)])
             for unit, size in zip(self._units, sizes, strict=True)
@@ -153,13 +156,28 @@ class HostTier(CopyingTier):
 
     def commit(self, group: int, slots: Slots) -> None:
         """Reserved slots hold final bytes. Cost: the slots; with ``verify`` their bytes."""
+        self._open_or_raise()
+        self._require_whole(group, slots)
         self._change(self._slab.commit, group, slots)
+        self._arrivals.forget(group, slots)
         if self._verify:
-            self._sums[group][slots] = checksums(self._planes[group], slots)
+            cut = self._cuts.find(group, None, None, None, "commit:")
+            found = run_sums(self._planes[group][0], cut.below, cut.sizes, slots)
+            self._sums[group][slots[:, None], cut.chosen] = found
+
+    def arrived(self, group: int, slots: Slots, part: View) -> None:
+        """Told by the tier below: this part of reserved slots was written. Cost: the slots."""
+        self._open_or_raise()
+        cut = self._cuts.find(group, part, None, None, "arrived:")
+        if cut.whole:
+            self._arrivals.forget(group, slots)
+        else:
+            self._arrivals.add(group, slots, cut.chosen)
 
     def abort(self, group: int, slots: Slots) -> None:
         """Gives reserved slots back. Cost: the slots."""
         self._change(self._slab.abort, group, slots)
+        self._arrivals.forget(group, slots)
 
     def free(self, group: int, slots: Slots) -> None:
         """Gives committed slots back. Cost: the slots."""
@@ -168,6 +186,7 @@ class HostTier(CopyingTier):
     def fence(self, group: int, slots: Slots) -> None:
         """Slots, all committed or all reserved, go into quarantine. Cost: the slots."""
         self._change(self._slab.fence, group, slots)
+        self._arrivals.forget(group, slots)
 
     def lift(self, group: int, slots: Slots) -> None:
         """The fence of these slots has passed: they are free. Cost: the slots."""
@@ -180,19 +199,24 @@ class HostTier(CopyingTier):
         except SlotError as error:
             raise TierError(self.name, f"group {self._groups[group].name!r}: {error}") from None
 
+    def _slot_limit(self, group: int) -> int:
+        return self.limit_bytes // self._units[group].stride
+
     def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
-        """The checksums taken at commit; None without ``verify``. Cost: the slots."""
+        """The checksums taken at commit, (n, pieces, layers); None without ``verify``. Cost: the
+        slots.
+        """
         if not self._verify:
             return None
-        kept: npt.NDArray[np.uint64] = self._sums[group][slots]
-        return kept
+        runs = self._groups[group].layout.runs
+        return self._sums[group][slots].reshape(len(slots), *runs.shape[:2])
 
-    def _sound(self, group: int, slots: Slots) -> npt.NDArray[np.bool_] | None:
-        kept = self.sums(group, slots)
-        if kept is None:
+    def _sound(self, group: int, slots: Slots, cut: Cut) -> npt.NDArray[np.bool_] | None:
+        if not self._verify:
             return None
-        sound: npt.NDArray[np.bool_] = checksums(self._planes[group], slots) == kept
-        return sound
+        kept = self._sums[group][slots[:, None], cut.chosen]
+        found = run_sums(self._planes[group][0], cut.below, cut.sizes, slots)
+        return np.asarray((found == kept).all(axis=1), np.bool_)
 
     # ------------------------------------------------------------------ books and end
     def usage(self) -> TierUsage:
@@ -217,8 +241,8 @@ class HostTier(CopyingTier):
         super().close()
         if not self._groups:
             return
-        if self.registered and self._mover is not None:
-            self._mover.unregister(self._memory.address)
+        if self.registered and self._registrar is not None:
+            self._registrar.unregister(self._memory.address)
         self._memory.close()
 
 
@@ -272,8 +296,9 @@ class _Numbering:
 class AdoptedTier(CopyingTier):
     """Blocks in memory that somebody else owns: an engine's tensors, rows of a buffer.
 
-    Block i of a group is row i of each of its fragments, in order. The arrays are held as long as
-    the tier lives; their bytes belong to whoever gave them.
+    Block i of a group is row i of each of its fragments, in order; of a tier that holds a view, the
+    runs of that view. The arrays are held as long as the tier lives; their bytes belong to whoever
+    gave them.
     """
 
     def __init__(
@@ -282,14 +307,17 @@ class AdoptedTier(CopyingTier):
         name: str = "adopted",
         *,
         threads: int = 1,
+        views: Sequence[View | None] | None = None,
     ) -> None:
         """``fragments``: for each group its arrays, dimension 0 the block, the rest contiguous;
-        rows may be further apart than they are long.
+        rows may be further apart than they are long. ``views``: for each group the part of its
+        blocks that they hold, as of one rank; None: all.
 
         Raises: ``ValueError`` for no array, no row, a row that is not contiguous, arrays of one
         group that differ in rows, or memory that is not writable.
         """
         super().__init__(name, _ADOPTED, threads)
+        self._asked_views = views
         self._fragments = [list(arrays) for arrays in fragments]
         self._rows = [_rows_of(name, arrays) for arrays in self._fragments]
         self._planes = [
@@ -302,13 +330,15 @@ class AdoptedTier(CopyingTier):
                 f"tier {self.name!r}: fragments for {len(self._planes)} groups, the cache has "
                 f"{len(groups)}"
             )
-        for group, planes in zip(groups, self._planes, strict=True):
-            total = int(planes["bytes"].sum())
-            if total != group.block_bytes:
+        views = views_of(self._asked_views, groups, self.name)
+        for group, planes, view in zip(groups, self._planes, views, strict=True):
+            total, expected = int(planes["bytes"].sum()), view_bytes(group.layout, view)
+            if total != expected:
                 raise ValueError(
                     f"tier {self.name!r} group {group.name!r}: rows of {total} bytes, a block "
-                    f"has {group.block_bytes}"
+                    f"has {expected}"
                 )
+        self._views = views
         return [SlotPool(rows) for rows in self._rows]
 
     def planes(self, group: int) -> Planes:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from radix.errors import InvariantError
 from radix.groups import Group
 from radix.pool import FREE, SlotPool
@@ -109,12 +111,13 @@ class IndexTier(PooledTier):
     # ------------------------------------------------------------------ transfers
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Done at once; acknowledged by the next ``poll``. Cost: the blocks."""
-        self._accept(transfer, storing=True)
+        cut = self._accept(transfer, upper, storing=True)
+        self._wrote(transfer, cut, np.ones(len(transfer.lower_slots), np.bool_))
         self._done.append(all_of(transfer, good=True, nbytes=0, error=None))
 
     def load(self, transfer: Transfer, upper: Tier) -> None:
         """Done at once; acknowledged by the next ``poll``. Cost: the blocks."""
-        self._accept(transfer, storing=False)
+        self._accept(transfer, upper, storing=False)
         self._done.append(all_of(transfer, good=True, nbytes=0, error=None))
 
     # ------------------------------------------------------------------ books

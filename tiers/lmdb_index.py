@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from radix._native import ffi, lib
 from radix.tier import Slots
-from tiers.copies import checksums, plane_array
+from tiers.copies import plane_array
 from tiers.transfer import Planes
+from tiers.views import Cut, checksums, copy_blocks, cut_planes, run_sums
 
 PAGE_BYTES = 4096
 MAX_TABLES = 128
@@ -178,34 +179,29 @@ class LmdbIndex:
             }
 
     def copy_out(
-        self,
-        ids: Ids,
-        expected: npt.NDArray[np.uint64],
-        piece_bytes: int,
-        target: Planes,
-        slots: Slots,
+        self, ids: Ids, expected: npt.NDArray[np.uint64], cut: Cut, target: Planes, slots: Slots
     ) -> npt.NDArray[np.int32]:
-        """Copies blocks to memory, each only if every piece has its checksum; a status a block.
-
-        ``expected``: (n, pieces). Cost: the bytes, in the calling thread.
+        """Copies the runs of ``cut`` to memory, of each block only if all of them have their
+        checksums; a status a block. ``expected``: (n, runs); ``target``: planes of these runs
+        alone. Cost: the bytes, in the calling thread.
         """
-        pieces = expected.shape[1]
-        size = piece_bytes * pieces
+        size = int(cut.below[-1] + cut.sizes[-1])
         statuses = np.full(len(ids), lib.RDX_ESHORT, np.int32)
         origin = np.zeros(1, np.int32)
-        order = np.arange(pieces, dtype=np.int32)
         with self._reading() as txn:
             for index, key in enumerate(_keys(ids)):
                 view = txn.get(key, db=self._payload)
                 if view is None or len(view) < size:
                     continue
                 with ffi.from_buffer(view) as pointer:
-                    base = int(ffi.cast("uintptr_t", pointer))
-                    found = checksums(plane_array([(base, piece_bytes, piece_bytes)]), order)
-                    if (found != expected[index]).any():
+                    value = plane_array([(int(ffi.cast("uintptr_t", pointer)), 0, len(view))])
+                    found = run_sums(value[0], cut.below, cut.sizes, origin)
+                    if (found[0] != expected[index]).any():
                         statuses[index] = lib.RDX_ECORRUPT
                         continue
-                    statuses[index] = _copy_one(target, slots[index : index + 1], base, origin)
+                    source = cut_planes(value, cut.below, cut.sizes)
+                    place = slots[index : index + 1]
+                    statuses[index] = copy_blocks(target, place, source, origin)
                 del view
         return statuses
 
@@ -320,21 +316,6 @@ def guards(records: Records) -> npt.NDArray[np.uint64]:
 def _keys(ids: Ids) -> Iterator[bytes]:
     packed = ids.astype(">u8").tobytes()
     return (packed[at : at + 8] for at in range(0, len(packed), 8))
-
-
-def _copy_one(target: Planes, slots: Slots, base: int, origin: Slots) -> int:
-    source = plane_array([(base, 0, int(target["bytes"].sum()))])
-    return int(
-        lib.rdx_copy_blocks(
-            ffi.from_buffer("rdx_plane[]", target),
-            len(target),
-            ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots)),
-            ffi.from_buffer("rdx_plane[]", source),
-            1,
-            ffi.from_buffer("int32_t[]", origin),
-            1,
-        )
-    )
 
 
 def _no_hook(step: str) -> None:

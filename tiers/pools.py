@@ -7,13 +7,15 @@ acknowledgement a job).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from radix._native import ffi, lib
+from radix._native import lib
 from radix.errors import (
     ClosedError,
     InvariantError,
@@ -33,7 +35,11 @@ from radix.tier import (
     TierUsage,
     Transfer,
     TransferDone,
+    View,
 )
+from tiers.arrivals import Arrivals
+from tiers.transfer import status_text
+from tiers.views import Cut, Cuts, copy_blocks, view_bytes
 
 
 def all_of(transfer: Transfer, good: bool, nbytes: int, error: TierError | None) -> TransferDone:
@@ -71,13 +77,23 @@ def blocks_of_groups(blocks: int | Sequence[int], groups: int | None, what: str)
     return counts
 
 
+@dataclass(slots=True)
+class LoadedLayers:
+    """A load whose end was not polled: the layers [first, end) that it moves, and how many of them
+    are complete.
+    """
+
+    span: tuple[int, int]
+    done: int = 0
+
+
 class PooledTier:
     """What every tier of this package answers alike.
 
     Switch: ``mode``, ``set_mode``. Slots: ``reserve``, ``commit``, ``abort``, ``free``, ``fence``,
-    ``lift``. Count: ``capacity_blocks``, ``free_blocks``, ``usage``, ``check``. Acknowledge:
-    ``poll``, ``wait``, ``pending``, ``cancel``, ``flush``. An adapter gives ``_open`` and, where
-    it moves bytes itself, ``store``, ``load`` and ``_progress``.
+    ``lift``, ``clone``. Count: ``capacity_blocks``, ``free_blocks``, ``usage``, ``check``.
+    Acknowledge: ``poll``, ``wait``, ``pending``, ``layers``, ``wait_layer``, ``cancel``, ``flush``.
+    An adapter gives ``_open`` and, where it moves bytes itself, ``store``, ``load``, ``_progress``.
     """
 
     def __init__(self, name: str, capability: Capability) -> None:
@@ -91,6 +107,8 @@ class PooledTier:
         self._pools: list[SlotPool] = []
         self._done: list[TransferDone] = []
         self._running: dict[int, Transfer] = {}
+        self._views: tuple[View | None, ...] = ()
+        self._loads: dict[int, LoadedLayers] = {}
 
     # ------------------------------------------------------------------ what it is
     @property
@@ -130,7 +148,15 @@ class PooledTier:
         if page_bytes < 1:
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
         pools = self._open(checked, upper)
-        self._groups, self._pools = checked, pools
+        self._take_up(checked)
+        self._pools = pools
+
+    def _take_up(self, groups: tuple[Group, ...]) -> None:
+        """It is open: these are its groups from now on."""
+        self._groups = groups
+        self._views = self._views or (None,) * len(groups)
+        self._cuts = Cuts(groups)
+        self._arrivals = Arrivals([group.layout for group in groups])
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         """The pools of an adapter; it raises and leaves nothing behind, or is open."""
@@ -143,6 +169,10 @@ class PooledTier:
     def planes(self, group: int) -> Any:
         """``TierError``: its blocks lie in no memory that another tier could reach."""
         raise TierError(self._name, f"group {group} is not mapped into addresses")
+
+    def view(self, group: int) -> View | None:
+        """The part of each block of the group that it holds; None: all. Cost: O(1)."""
+        return self._views[group]
 
     def sums(self, group: int, slots: Slots) -> npt.NDArray[np.uint64] | None:
         """None: no checksums are kept."""
@@ -174,7 +204,20 @@ class PooledTier:
 
     def commit(self, group: int, slots: Slots) -> None:
         """Reserved slots hold final bytes. Cost: the slots."""
+        self._require_whole(group, slots)
         self._move(group, slots, RESERVED, USED)
+
+    def _require_whole(self, group: int, slots: Slots) -> None:
+        some = self._arrivals.incomplete(group, slots) if self._groups else []
+        if some:
+            raise TierError(
+                self._name,
+                f"group {self._groups[group].name!r}: of slot {some[0]} only some parts have "
+                "arrived: it cannot be committed",
+            )
+
+    def arrived(self, group: int, slots: Slots, part: View) -> None:
+        """Nothing: whoever reads from here knows what it asked for."""
 
     def abort(self, group: int, slots: Slots) -> None:
         """Gives reserved slots back. Cost: the slots."""
@@ -189,18 +232,27 @@ class PooledTier:
 
         Raises: ``TierError`` where the tier has no addresses. Cost: the bytes.
         """
-        self._open_or_raise()
+        self._check_clone(group, sources, targets)
         if not self._capability.holds_bytes or not len(sources):
             return
-        planes = ffi.from_buffer("rdx_plane[]", self.planes(group))
-        rows = [
-            ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots, np.int32))
-            for slots in (targets, sources)
-        ]
-        count = len(self.planes(group))
-        status = lib.rdx_copy_blocks(planes, count, rows[0], planes, count, rows[1], len(sources))
+        planes = self.planes(group)
+        status = copy_blocks(planes, targets, planes, sources)
         if status != lib.RDX_OK:
-            raise TierError(self._name, f"clone: {ffi.string(lib.rdx_status_text(status)).decode()}")
+            raise TierError(self._name, f"clone: {status_text(status)}")
+
+    def _check_clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Open, as many sources as targets, and each of them a place that there is."""
+        self._open_or_raise()
+        if len(sources) != len(targets):
+            raise ValueError(f"clone: {len(sources)} sources, {len(targets)} targets")
+        most = self._slot_limit(group)
+        for slots in (sources, targets):
+            if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= most):
+                raise TierError(self._name, f"clone: a slot outside of [0, {most})")
+
+    def _slot_limit(self, group: int) -> int:
+        """All slot numbers of the group are below this."""
+        return self._pools[group].capacity
 
     def fence(self, group: int, slots: Slots) -> None:
         """Gives slots up, all committed or all reserved; they are not reused before ``lift``.
@@ -223,6 +275,8 @@ class PooledTier:
             self._pools[group].move(slots, source, target)
         except SlotError as error:
             raise TierError(self._name, f"group {self._groups[group].name!r}: {error}") from None
+        if source == RESERVED:
+            self._arrivals.forget(group, slots)
 
     # ------------------------------------------------------------------ transfers
     def store(self, transfer: Transfer, upper: Tier) -> None:
@@ -242,7 +296,47 @@ class PooledTier:
         self._open_or_raise()
         self._progress()
         done, self._done = self._done, []
+        for ended in done if self._loads else ():
+            self._loads.pop(ended.job, None)
         return done
+
+    def layers(self, job: int) -> int:
+        """Layers of a load that are complete in the tier above. Never blocks. Cost: what ended."""
+        return self._layers_of(job).done
+
+    def wait_layer(self, job: int, layer: int, timeout_s: float) -> bool:
+        """Blocks until that layer of a load is complete, the load has ended or the time is over.
+
+        Raises: ``ValueError`` for a layer that the load does not move, ``TierError`` for a job that
+        is no load, or whose end was polled.
+        """
+        deadline = time.monotonic() + timeout_s
+        load = self._layers_of(job)
+        first, end = load.span
+        if not first <= layer < end:
+            raise ValueError(f"layer {layer}: job {job} moves layers {load.span}")
+        while load.done <= layer - first and job in self._running:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._wait_step(left)
+            self._progress()
+        return self._layers_of(job).done > layer - first
+
+    def _layers_of(self, job: int) -> LoadedLayers:
+        self._open_or_raise()
+        self._progress()
+        load = self._loads.get(job)
+        if load is None:
+            raise TierError(self._name, f"job {job} is no load that is under way")
+        if job not in self._running:
+            ended = next((done for done in self._done if done.job == job), None)
+            if ended is not None and ended.good.all():
+                load.done = load.span[1] - load.span[0]
+        return load
+
+    def _wait_step(self, timeout_s: float) -> None:
+        """Waits until ``_progress`` may have something to do, or the time is over."""
 
     def wait(self, timeout_s: float) -> None:
         """Returns once ``poll`` has something to give, nothing runs, or the time is over."""
@@ -259,24 +353,46 @@ class PooledTier:
     def _progress(self) -> None:
         """Moves what has ended from ``_running`` to ``_done``; an adapter that copies has some."""
 
-    def _accept(self, transfer: Transfer, *, storing: bool) -> None:
-        """Lets a transfer in: open, switched so, sane, its job number not in use."""
+    def _accept(self, transfer: Transfer, upper: Tier, *, storing: bool) -> Cut:
+        """Lets a transfer in: open, switched so, sane, its job number not in use. What of each
+        block it moves.
+        """
         self._open_or_raise()
         if self._mode is TierMode.OFF or (storing and self._mode is not TierMode.ON):
             self._refuse("takes no stores" if storing else "gives no loads")
-        if transfer.job in self._running:
-            raise TierError(self._name, f"job {transfer.job} is under way")
+        job, group = transfer.job, transfer.group
+        if job in self._running:
+            raise TierError(self._name, f"job {job} is under way")
         if len(transfer.upper_slots) != len(transfer.lower_slots):
             raise ValueError(
-                f"job {transfer.job}: {len(transfer.upper_slots)} upper slots, "
+                f"job {job}: {len(transfer.upper_slots)} upper slots, "
                 f"{len(transfer.lower_slots)} lower slots"
             )
+        if storing and transfer.by_layer:
+            raise ValueError(f"job {job}: by_layer is for loads, this is a store")
+        cut = self._cuts.find(
+            group, transfer.part, upper.view(group), self._views[group], f"job {job}:"
+        )
+        if not storing:
+            self._loads[job] = LoadedLayers(cut.view.layers)
+        return cut
+
+    def _wrote(self, transfer: Transfer, cut: Cut, good: npt.NDArray[np.bool_]) -> None:
+        """A store of these runs into the good slots has ended."""
+        slots = np.asarray(transfer.lower_slots)[good]
+        if cut.whole or self._views[transfer.group] is not None:
+            self._arrivals.forget(transfer.group, slots)
+        else:
+            self._arrivals.add(transfer.group, slots, cut.chosen)
 
     # ------------------------------------------------------------------ books and end
     def usage(self) -> TierUsage:
         """Bytes and blocks in use; a fenced slot still counts. Cost: the groups."""
         used = tuple(pool.capacity - pool.count(FREE) for pool in self._pools)
-        sizes = [group.block_bytes for group in self._groups]
+        sizes = [
+            view_bytes(group.layout, view)
+            for group, view in zip(self._groups, self._views, strict=True)
+        ]
         pools = zip(used, self._pools, sizes, strict=True)
         taken, limit = 0, 0
         for blocks, pool, size in pools:
@@ -306,6 +422,7 @@ class PooledTier:
         self._closed = True
         self._running.clear()
         self._done.clear()
+        self._loads.clear()
 
     def _open_or_raise(self) -> None:
         if self._closed:

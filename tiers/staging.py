@@ -22,6 +22,7 @@ from radix.errors import TierFullError
 from radix.tier import Slots, Urgency
 from tiers.copies import Moved, plane_array
 from tiers.transfer import Planes, TransferEngine
+from tiers.views import Offsets
 
 BUFFER_BYTES = 8 << 20
 BUFFERS = 4
@@ -40,11 +41,17 @@ class Event(Protocol):
 class DeviceSide(Protocol):
     """What the device does: asynchronous, in order, each call ending with a mark."""
 
-    def gather(self, group: int, slots: Slots, address: int) -> Event:
-        """Copies its slots, one block after the other, to host memory at ``address``."""
+    def gather(
+        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+    ) -> Event:
+        """Copies its slots, one block after the other, to host memory at ``address``; of
+        ``ranges`` (offset, bytes) only these bytes of each.
+        """
         ...
 
-    def scatter(self, group: int, slots: Slots, address: int) -> Event:
+    def scatter(
+        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+    ) -> Event:
         """Copies blocks that lie one after the other at ``address`` to its slots."""
         ...
 
@@ -73,6 +80,7 @@ class _Chunk:
     slots: Slots
     planes: Planes
     lower: Slots
+    ranges: Offsets | None
     outward: bool
 
     @property
@@ -142,10 +150,11 @@ class StagedMover:
         planes: Planes,
         lower: Slots,
         urgency: Urgency,
+        ranges: Offsets | None = None,
         *,
         outward: bool,
     ) -> None:
-        """Queues the blocks of a job and starts what fits. Cost: the slots.
+        """Queues the blocks of a job, or ``ranges`` of them, and starts what fits. Cost: the slots.
 
         Raises: ``TierFullError`` (retryable) with 1,024 jobs under way; nothing was started.
         """
@@ -159,7 +168,8 @@ class StagedMover:
         self._jobs[job] = _Job(len(starts), lib.RDX_OK, 0)
         for first in starts:
             part = slice(first, first + each)
-            chunk = _Chunk(job, group, slots[part].copy(), planes, lower[part].copy(), outward)
+            mine, theirs = slots[part].copy(), lower[part].copy()
+            chunk = _Chunk(job, group, mine, planes, theirs, ranges, outward)
             self._waiting[urgency].append(chunk)
         self._start_waiting()
 
@@ -245,7 +255,8 @@ class StagedMover:
     def _enqueue(self, chunk: _Chunk, buffer: _Buffer | None, address: int = 0) -> None:
         call = self._side.gather if chunk.outward else self._side.scatter
         try:
-            event = call(chunk.group, chunk.slots, buffer.address if buffer else address)
+            place = buffer.address if buffer else address
+            event = call(chunk.group, chunk.slots, place, chunk.ranges)
         except RuntimeError:  # what device libraries raise for a refused launch or allocation
             self._fail(chunk.job, lib.RDX_EIO)
             self._finish(chunk, buffer, direct=buffer is None)

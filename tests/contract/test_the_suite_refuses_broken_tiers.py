@@ -13,10 +13,12 @@ import pytest
 from radix.errors import TierError, TierFullError
 from radix.groups import Group
 from radix.tier import Slots, Tier, TierMode, TierUsage, Transfer, TransferDone
+from tiers.copies import Moved
 from tiers.host import HostTier
 from tiers.pools import all_of
 from tiers.slab import stride_bytes
 from tiers.testing import TierConformance
+from tiers.transfer import Completion
 
 
 class _TakesWhatThereIs(HostTier):
@@ -64,9 +66,9 @@ class _ForgetsCancelledJobs(HostTier):
         self._jobs.pop(job, None)
         self._engine.cancel(job)
 
-    def _end(self, moved: object) -> None:
-        if moved.job in self._running:  # type: ignore[attr-defined]  # either kind of end has it
-            super()._end(moved)  # type: ignore[arg-type]  # passed on as it came
+    def _ended(self, moved: Moved | Completion) -> None:
+        if self._copies[moved.job][0] in self._jobs:
+            super()._ended(moved)
 
 
 class _SwapsBlocks(HostTier):

@@ -43,10 +43,16 @@ class _SlowDevice:
     queue: list[tuple[str, np.ndarray, int, _Mark]] = field(default_factory=list)
     registered: set[int] = field(default_factory=set)
 
-    def gather(self, group: int, slots: np.ndarray, address: int) -> _Mark:
+    def gather(
+        self, group: int, slots: np.ndarray, address: int, ranges: np.ndarray | None = None
+    ) -> _Mark:
+        assert ranges is None
         return self._enqueue("out", slots, address)
 
-    def scatter(self, group: int, slots: np.ndarray, address: int) -> _Mark:
+    def scatter(
+        self, group: int, slots: np.ndarray, address: int, ranges: np.ndarray | None = None
+    ) -> _Mark:
+        assert ranges is None
         return self._enqueue("in", slots, address)
 
     def _enqueue(self, way: str, slots: np.ndarray, address: int) -> _Mark:

@@ -40,9 +40,9 @@ def test_construction_names_what_is_wrong(
 def test_a_block_that_fits_no_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="too small"):
         DiskRig(tmp_path / "d", groups=(Group.full("kv", 3 << 20),))
-    uneven = Layout((Part("kv", "uint8", (("byte", 1001),)),), store_shards=2)
-    with pytest.raises(ValueError, match=r"group 'kv': 2 shards do not divide 1001"):
-        DiskRig(tmp_path / "d", groups=(Group("kv", uneven),))
+    fine = Layout((Part("kv", "uint8", (("head", 64),), "head", 64),), store_shards=64)
+    with pytest.raises(ValueError, match=r"group 'kv': a block in 64 shard pieces, .* at most 32"):
+        DiskRig(tmp_path / "d", groups=(Group("kv", fine),))
     with pytest.raises(ValueError, match="blocks must be at least 1"):
         limit_for((Group.full("kv", 100),), 0, 64)
     assert not (tmp_path / "d").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers.disk_open
 from radix.errors import TierUnavailableError
 from radix.groups import Group
 from radix.layout import Layout, Part
@@ -26,12 +27,42 @@ def test_a_newer_format_is_left_byte_for_byte(tmp_path: Path) -> None:
     _filled(tmp_path / "d")
     path = tmp_path / "d" / "format"
     fields = json.loads(path.read_text())
-    assert (fields["format"], fields["version"]) == ("radix-disk", 1)
-    path.write_text(json.dumps(fields | {"version": 2}))
+    assert (fields["format"], fields["version"]) == ("radix-disk", 2)
+    path.write_text(json.dumps(fields | {"version": 3}))
     before = snapshot(tmp_path)
-    with pytest.raises(TierUnavailableError, match=r"version 2.*version 1"):
+    with pytest.raises(TierUnavailableError, match=r"version 3.*versions 1 to 2"):
         DiskRig(tmp_path / "d")
     assert snapshot(tmp_path) == before
+
+
+def _as_version_1(folder: Path) -> None:
+    path = folder / "format"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}) + "\n")
+
+
+def test_a_directory_of_version_1_opens_warm_where_a_block_is_one_run(tmp_path: Path) -> None:
+    """Its records are the same, to the byte; what is written now says so in ``format``."""
+    _filled(tmp_path / "d")
+    _as_version_1(tmp_path / "d")
+    with DiskRig(tmp_path / "d") as rig:
+        assert rig.adopt(KNOWN) == list(range(10))
+        assert rig.verify(range(10)) == list(range(10))
+    assert json.loads((tmp_path / "d" / "format").read_text())["version"] == 2
+
+
+def test_a_directory_of_version_1_opens_cold_where_a_block_has_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 kept one checksum a piece and knew no layers: nothing of it is taken for a run."""
+    heads = Part("kv", "uint8", (("layer", 2), ("head", 4), ("byte", 1024)), "head", 4)
+    groups = (Group("kv", Layout((heads,), 4)),)
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers.disk_open, "fingerprint", lambda *_: b"as of version 1.")
+        _filled(tmp_path / "d", groups=groups)
+    _as_version_1(tmp_path / "d")
+    with DiskRig(tmp_path / "d", groups=groups) as rig:
+        assert rig.restored == [] and rig.tier.counts.dropped == 10
+        assert rig.store(range(20, 24)).good.all() and len(rig.verify(range(20, 24))) == 4
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tiers.disk import DiskTier
 from tiers.host import AdoptedTier
 from tiers.index import IndexTier
 from tiers.transfer import TransferEngine
+from tiers.views import Offsets, cut_planes
 
 COUNT, NBYTES = 12, 12_288
 GROUP = Group.full("kv", NBYTES)
@@ -40,17 +41,35 @@ class MovingTier(AdoptedTier):
         self.own = TransferEngine(1)
         self.fails = False
 
+    def _mine(self, group: int, ranges: Offsets | None) -> Planes:
+        planes = self.planes(group)
+        return planes if ranges is None else cut_planes(planes, *ranges.T)
+
     def copy_out(
-        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+        self,
+        job: int,
+        group: int,
+        slots: Slots,
+        planes: Planes,
+        lower: Slots,
+        urgency: Urgency,
+        ranges: Offsets | None = None,
     ) -> None:
         """Its slots to ``lower`` of ``planes``."""
-        self.own.submit_copy(job, urgency, planes, lower, self.planes(group), slots)
+        self.own.submit_copy(job, urgency, planes, lower, self._mine(group, ranges), slots)
 
     def copy_in(
-        self, job: int, group: int, slots: Slots, planes: Planes, lower: Slots, urgency: Urgency
+        self,
+        job: int,
+        group: int,
+        slots: Slots,
+        planes: Planes,
+        lower: Slots,
+        urgency: Urgency,
+        ranges: Offsets | None = None,
     ) -> None:
         """``lower`` of ``planes`` to its slots."""
-        self.own.submit_copy(job, urgency, self.planes(group), slots, planes, lower)
+        self.own.submit_copy(job, urgency, self._mine(group, ranges), slots, planes, lower)
 
     def moved(self) -> list[Moved]:
         """What has ended; with ``fails`` set, badly."""
