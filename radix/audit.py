@@ -34,6 +34,8 @@ def check_slots(
             for group in range(len(residency.groups) if holds else 0):
                 private = work.held[group].private().tolist()
                 _claim(owned[0, group], private, f"request {work.number}")
+        for group in range(len(residency.groups)):
+            _claim(owned[0, group], requests.stages.slots(group), "drafts")
         for group, fenced in enumerate(requests.fenced):
             _claim(owned[0, group], fenced, "the quarantine")
     for tier_number, group, slot in transfers.fenced:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
 from radix.restoring import adopt
+from radix.spans import Value, recorded_span
 from radix.tier import Slots, Tier
 from radix.transfers import Transfers
 from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
@@ -111,6 +113,7 @@ class PrefixCache(Facade):
         placed = self.tiers[1:] if lent else self.tiers
         self.metrics = Metrics()
         self._events: list[Event] = []
+        self._clock = clock
         self.gate = Gate()
         self._dropped: deque[int] = deque()
         self.tree = TreeCore(
@@ -276,6 +279,12 @@ class PrefixCache(Facade):
         """Step fences up to ``step`` have passed; what waited for them happens at ``poll``."""
         with self.gate:
             self.fences.step = max(self.fences.step, count_of("step", step))
+
+    def span(self, name: str, /, **args: Value) -> AbstractContextManager[None]:
+        """Puts an interval of the engine's own (draft, verify, an all-gather) over the body into
+        the events, by the cache's clock. ``args``: numbers and strings to see beside it.
+        """
+        return recorded_span(self.gate, self._clock, self._events, name, args)
 
     # ------------------------------------------------------------ engine-driven
     def match(

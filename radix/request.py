@@ -17,6 +17,7 @@ from radix.gate import Gate
 from radix.groups import Group
 from radix.lifecycle import Fence, Work, as_fence
 from radix.requests import Requests
+from radix.stages import Stage
 from radix.tier import Slots
 from radix.transfers import Transfers
 
@@ -188,6 +189,13 @@ class Request:
         run = storable(tokens)
         with self._cache.gate:
             self._cache.requests.append(self._work, run)
+
+    def stage(self) -> Stage:
+        """Opens a tree of drafts behind the last token; see ``Stage``. ``RequestError`` unless it
+        runs, has no open stage and its slots are the cache's.
+        """
+        with self._cache.gate:
+            return self._cache.requests.stages.start(self._cache.gate, self._work)
 
     def lend(self, slots: Sequence[object]) -> None:
         """More of the engine's slots, by group, behind those lent at admission (borrowed)."""

@@ -20,6 +20,7 @@ from radix.loading import Loading
 from radix.plan import Cursor
 from radix.policy.checkpoint import Checkpoints, alignment
 from radix.residency import Residency
+from radix.stages import Stages
 from radix.tier import Slots
 from radix.transfers import Job, Transfers
 from radix.tree import NO_SLOT
@@ -58,6 +59,7 @@ class Requests:
             self.align_tokens,
             checkpoints or Checkpoints(),
         )
+        self.stages = Stages(self.keeping, self.append)
         self.works: dict[int, Work] = {}
         self.placed = self.loading.placed
         self.fenced = self.keeping.fenced
@@ -234,6 +236,7 @@ class Requests:
     def append(self, work: Work, tokens: Tokens) -> None:
         """Adds sampled tokens; reserves pages as needed (all groups or none)."""
         self._live(work, "append")
+        self.stages.refuse(work, "append")
         total = work.count + len(tokens)
         need = -(-total // self.page_tokens) - work.pages
         if need > 0:
@@ -307,6 +310,7 @@ class Requests:
     def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
         """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
         self._live(work, what)
+        self.stages.close(work, fence)
         limits = [value for value in (work.cacheable, cacheable) if value is not None]
         work.cacheable = min(limits) if limits else None
         work.end_fence = fence

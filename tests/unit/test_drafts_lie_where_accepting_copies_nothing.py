@@ -1,4 +1,4 @@
-"""Whatever path of a tree of drafts is accepted, its slots already hold every token of their blocks,
+"""Whatever path of a tree of drafts is accepted, its slots hold every token of its blocks already,
 the request's own tokens included: nothing is left to copy. Here the structure alone, against memory
 that is a dictionary.
 """
