@@ -14,12 +14,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from radix.buffers import buffer_planes
 from radix.errors import LayoutMismatchError
 from radix.layout import Part
 from radix.replicas import verify_replicas
 from radix.shards import Blocks, Parallelism, Shards
-from tests.shardrig import Rank, checksums, every_group, flip, group, rank_of, whole_state
+from tests.shardrig import (
+    Rank,
+    buffer_planes,
+    checksums,
+    every_group,
+    flip,
+    group,
+    rank_of,
+    whole_state,
+)
 
 BLOCKS = np.arange(6)
 

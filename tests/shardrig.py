@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from radix._native import ffi, lib
-from radix.buffers import Buffer, Planes
 from radix.groups import Group, Retention
 from radix.layout import DTYPE_BYTES, Layout, Part
 from radix.shards import Shards
-from tiers.device_buffers import buffer_of
+from tiers.device import planes_of
+from tiers.device_buffers import Buffer, buffer_of, rows_of
+from tiers.transfer import Planes
+from tiers.views import cut_planes
 
 P = 4
 DEGREES = (1, 2, 4, 8)
@@ -157,6 +159,16 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 def flip(tensor: torch.Tensor, *index: int) -> None:
     """Changes one bit of one bfloat16 element, whatever it is."""
     tensor.view(torch.int16)[index] ^= 1
+
+
+def buffer_planes(layout: Layout, view: np.ndarray, buffers: list[Buffer]) -> Planes:
+    """The planes of a rank's tensors that are the runs of ``view``."""
+    return planes_of(rows_of(layout, view, buffers))
+
+
+def store_planes(planes: Planes, view: np.ndarray) -> Planes:
+    """The planes of a store of whole blocks that are the runs of ``view``."""
+    return cut_planes(planes, view["offset"], view["bytes"])
 
 
 def copy(target: Planes, targets: np.ndarray, source: Planes, sources: np.ndarray) -> int:

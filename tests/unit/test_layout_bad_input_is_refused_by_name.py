@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from radix.buffers import PLANE, buffer_planes, cut_planes
 from radix.errors import LayoutMismatchError, UnsupportedError
 from radix.groups import Group
 from radix.layout import Layout, Part
 from radix.shards import Parallelism, Shards
-from tests.shardrig import every_group, group, heads, latent, recurrent
+from tests.shardrig import every_group, group, heads, recurrent
 from tiers.device_buffers import buffer_of
 
 KV = group("kv", heads(8))
@@ -152,8 +150,7 @@ def test_a_tensor_that_is_not_what_the_layout_says_is_refused(
     shards = Shards(group("kv", heads(8)[:1]), Parallelism(2))
     tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
     with pytest.raises(LayoutMismatchError, match=says):
-        buffer = buffer_of(tensor, axes.split(), part, shards, 0)
-        buffer_planes(shards.group.layout, shards.reads(0), [buffer])
+        buffer_of(tensor, axes.split(), part, shards, 0)
 
 
 def test_a_tensor_with_unnamed_dimensions_or_of_another_stage_is_refused() -> None:
@@ -164,10 +161,3 @@ def test_a_tensor_with_unnamed_dimensions_or_of_another_stage_is_refused() -> No
     tensor = torch.zeros(3, 2, 4, 6, dtype=torch.bfloat16)
     with pytest.raises(LayoutMismatchError, match=r"rank 1 holds layers \(2, 4\), part 'latent'"):
         buffer_of(tensor, ("layer", "token", "dim"), "latent", shards, 1)
-
-
-def test_a_view_beyond_the_planes_is_refused() -> None:
-    layout = group("kv", latent()).layout
-    planes = np.array([(4096, 64, layout.block_bytes - 1)], PLANE)
-    with pytest.raises(ValueError, match="view ends at byte"):
-        cut_planes(planes, layout.view())

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from radix.buffers import PLANE, Planes, buffer_planes, cut_planes
 from radix.errors import LayoutMismatchError
 from radix.groups import Group
 from radix.layout import Part
@@ -21,6 +20,7 @@ from radix.shards import Parallelism, Shards
 from tests.shardrig import (
     DEGREES,
     Rank,
+    buffer_planes,
     checksums,
     copy,
     every_group,
@@ -28,10 +28,12 @@ from tests.shardrig import (
     heads,
     rank_of,
     same,
+    store_planes,
     whole_state,
 )
 from tiers.device_buffers import buffer_of
 from tiers.host import HostTier
+from tiers.transfer import PLANE, Planes
 
 BLOCKS = 5
 GROUPS = every_group()
@@ -60,7 +62,7 @@ def write(shards: Shards, whole: dict[str, torch.Tensor], store: Planes, rows: n
         if not turn.any():
             continue
         planes = buffer_planes(shards.group.layout, view, rank.buffers)
-        moved += copy(cut_planes(store, view), rows[turn], planes, SLOTS[turn])
+        moved += copy(store_planes(store, view), rows[turn], planes, SLOTS[turn])
     return moved
 
 
@@ -72,7 +74,7 @@ def read(
     view = shards.reads(number)
     held = shards.holds(number, SLOTS)
     planes = buffer_planes(shards.group.layout, view, rank.buffers)
-    moved = copy(planes, SLOTS[held], cut_planes(store, view), rows[held])
+    moved = copy(planes, SLOTS[held], store_planes(store, view), rows[held])
     assert moved == int(view["bytes"].sum()) * int(held.sum())
     return rank, moved
 
@@ -138,7 +140,7 @@ def test_each_run_is_verified_by_itself_on_either_side(name: str) -> None:
                 for index in range(len(view)):
                     one = view[index : index + 1]
                     held = checksums(buffer_planes(some.layout, one, rank.buffers), SLOTS)
-                    assert np.array_equal(held, checksums(cut_planes(store, one), rows)), one
+                    assert np.array_equal(held, checksums(store_planes(store, one), rows)), one
 
 
 def test_a_store_of_many_planes_gives_the_same_runs() -> None:
@@ -197,9 +199,8 @@ def test_tensors_of_one_shape_are_not_taken_for_one_another() -> None:
     assert len(buffer_planes(first.layout, first.layout.view(), [buffer])) == 1
     with pytest.raises(LayoutMismatchError, match="its layout is"):
         buffer_planes(second.layout, second.layout.view(), [buffer])
-    wrong = buffer_of(tensor, ("token", "head", "dim"), "key", shards[1], 0)
     with pytest.raises(LayoutMismatchError, match="axes"):
-        buffer_planes(second.layout, second.layout.view(), [wrong])
+        buffer_of(tensor, ("token", "head", "dim"), "key", shards[1], 0)
     right = buffer_of(tensor, ("head", "token", "dim"), "key", shards[1], 0)
     assert len(buffer_planes(second.layout, second.layout.view(), [right])) == 1
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radix.buffers import buffer_planes
 from radix.errors import LayoutMismatchError
 from radix.groups import Group
 from radix.layout import Part
@@ -21,6 +20,7 @@ from radix.replicas import sampled, verify_replicas
 from radix.shards import Blocks, Parallelism, Shards
 from tests.shardrig import (
     DEGREES,
+    buffer_planes,
     checksums,
     every_group,
     flip,
