@@ -44,8 +44,8 @@ class Request:
     """One request, from ``PrefixCache.admit`` to RELEASED.
 
     Ask: ``state``, ``hit_tokens``, ``branch_tokens``, ``loaded``, ``slots``, ``running``,
-    ``tokens``, ``cuts``. Tell: ``wait``, ``prepare``, ``snapshot``, ``append``, ``computed``,
-    ``finish``, ``abort``; borrowed slots: ``lend``.
+    ``tokens``, ``cuts``. Tell: ``wait``, ``prepare``, ``snapshot``, ``append``, ``stage``,
+    ``computed``, ``finish``, ``abort``; borrowed slots: ``lend``.
 
         for stop in request.cuts(chunk):        # where later requests may go on
             ...                                 # the forward runs up to `stop`
