@@ -1,5 +1,5 @@
-"""A model that keeps everything hits in a budget of bytes what LRU hits in as many blocks: on a real
-trace exactly the recorded counts, whatever the checkpoints.
+"""A model that keeps everything hits in a budget of bytes what LRU hits in as many blocks: exactly
+the recorded counts of a real trace, whatever the checkpoints.
 """
 
 from __future__ import annotations
