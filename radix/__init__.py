@@ -10,6 +10,7 @@ if "t" in getattr(sys, "abiflags", ""):
     raise ImportError("radix does not support free-threaded Python yet; use a build with the GIL")
 
 from radix.cache import PrefixCache
+from radix.content import Content
 from radix.errors import (
     BusyError,
     CacheError,
@@ -48,6 +49,7 @@ __all__ = [
     "CacheError",
     "CapacityError",
     "ClosedError",
+    "Content",
     "CorruptBlockError",
     "Cost",
     "Cursor",

@@ -27,23 +27,25 @@ from radix.arguments import (
     tiers_of,
 )
 from radix.audit import check_slots
-from radix.errors import LeaseError, RequestError
+from radix.content import PageKeys, Prompt
+from radix.errors import RequestError
 from radix.events import Event
 from radix.facade import Facade
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
-from radix.keys import Namespace, Tokens, check_range
+from radix.keys import Namespace, check_range
 from radix.lease import Lease, drain, mask_of
 from radix.lifecycle import Fences
 from radix.metrics import Metrics
-from radix.misses import aligned, explain, miss_reason
+from radix.misses import explain, miss_reason
 from radix.namespaces import Namespaces
 from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
 from radix.plan import Cursor, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import check_policy
+from radix.prompts import Prompts
 from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
@@ -72,6 +74,7 @@ class PrefixCache(Facade):
         tiers: Sequence[Tier],
         *,
         page_tokens: int = 16,
+        keys: str = "tokens",
         ownership: Ownership = Ownership.OWNED,
         policy: str = "lru",
         write: str = "write_through",
@@ -83,14 +86,17 @@ class PrefixCache(Facade):
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
-        ``tiers``: fastest first; they are the cache's from now on and closed with it. ``events``:
-        keep the stream of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for
-        events alone. ``align_tokens``: hits are multiples of it, beside the groups' own grids.
-        ``checkpoints``: how densely states are kept. Raises ``ValueError`` or ``TypeError`` for a
-        bad argument, ``TierError`` for a tier that does not open; nothing stays open then.
+        ``tiers``: fastest first; they are the cache's from now on and closed with it. ``keys``:
+        what a page is in the tree, its ``"tokens"`` or, for prompts with ``content``, a digest,
+        ``"xxh3"`` or ``"sha256"`` (see ``PageKeys``). ``events``: keep the stream of blocks stored
+        and removed for ``poll``. ``clock``: nanoseconds, for events alone. ``align_tokens``: hits
+        are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
+        kept. Raises ``ValueError`` or ``TypeError`` for a bad argument, ``TierError`` for a tier
+        that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
+        self.keys = PageKeys(keys, self.page_tokens)
         media = tiers_of(tiers)
         if not isinstance(ownership, Ownership):
             raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
@@ -117,14 +123,15 @@ class PrefixCache(Facade):
         self.gate = Gate()
         self._dropped: deque[int] = deque()
         self.tree = TreeCore(
-            self.page_tokens * 4,
+            self.keys.page_bytes,
             groups=rules,
             tiers=len(placed),
             page_tokens=self.page_tokens,
+            check_ids=not self.keys.opaque,
             keep_keys=events or len(placed) > 1 or lent or placed[0].capability.persistent,
             seed=seed,
         )
-        self._spaces = Namespaces(self.tree, self.groups, self.page_tokens)
+        self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
         self.residency.root_keys = self._spaces.keys
@@ -149,6 +156,7 @@ class PrefixCache(Facade):
             checkpoints,
         )
         self.align_tokens = self.requests.align_tokens
+        self._prompts = Prompts(self.residency, self._spaces, self.keys, self.align_tokens)
         self._inserting = Inserting(
             self.residency, self.transfers, self.page_tokens, self.align_tokens, self._shared
         )
@@ -159,7 +167,7 @@ class PrefixCache(Facade):
         try:
             for number, tier in enumerate(self.tiers):
                 upper = media[number - 1] if number else None
-                tier.attach(self.groups, self.page_tokens * 4, upper)
+                tier.attach(self.groups, self.keys.page_bytes, upper)
                 opened.append(tier)
             for number, tier in enumerate(self.residency.tiers):
                 found_here = sorted(
@@ -191,6 +199,7 @@ class PrefixCache(Facade):
         chunk_tokens: int | None = None,
         boundaries: Sequence[int] = (),
         leave: int = 1,
+        content: object = None,
     ) -> Request:
         """Starts a request: pins its hit, reserves its pages, starts the loads, all or nothing.
 
@@ -200,8 +209,9 @@ class PrefixCache(Facade):
         (borrowed). ``cacheable_upto``: tokens of which the state may be kept. ``chunk_tokens``: no
         step computes more, so that windows need no more (``Request.prepare``). ``boundaries``:
         lengths in tokens, as the end of the system prompt, at which a later request is to hit.
-        ``leave``: tokens at the end that are computed in any case. Raises ``NeverFitsError``,
-        ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
+        ``leave``: tokens at the end that are computed in any case. ``content``: the images and
+        the like in the prompt, ``Content`` each (of a cache whose ``keys`` are digests). Raises
+        ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
         """
         prompt = prompt_of(tokens)
         room = count_of("new_tokens", new_tokens)
@@ -215,47 +225,30 @@ class PrefixCache(Facade):
         )
         with self.gate:
             self._drain()
-            root = self._spaces.root(namespace)
-            match = self._match(root, prompt, left)
+            asked = self._prompts.of(prompt, namespace, content)
+            match = self._prompts.match(asked, left)
             device_pages = most // page
             reason = ""
             if match.limit_pages > max(match.hit_pages, device_pages):
                 # before anything is evicted for this request, which could be what it looks at
-                reason = miss_reason(self.residency, match, root, prompt, page)
+                reason = miss_reason(self.residency, match, asked)
             if self._shared is not None and rows is not None:
                 self._shared.offer_all(rows)
             try:
                 work = self.requests.admit(
-                    root, prompt, room, match, rows, device_pages, limit, chunk, ends
+                    asked, room, match, rows, device_pages, limit, chunk, ends
                 )
             except BaseException:
                 if self._shared is not None and rows is not None:
                     self._shared.withdraw_all(rows)
                 raise
-            self._count(match.limit_pages, len(prompt), work.admitted_pages, reason)
+            self._prompts.count(asked, match, work.admitted_pages, reason)
             return Request(self, work)
-
-    def _match(self, root: int, tokens: Tokens, leave: int) -> Match:
-        """The match with hits that are multiples of ``align_tokens``."""
-        found = self.tree.match(root, tokens, leave, self.residency.readable())
-        step = self.align_tokens // self.page_tokens
-        if step > 1 and (found.hit_pages % step or found.device_pages % step):
-            return aligned(self.residency, root, found, step)
-        return found
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:
             raise RequestError(f"device slots are {self.ownership.value}, not shared")
         return self._shared
-
-    def _count(self, limit_pages: int, tokens: int, hit_pages: int, reason: str) -> None:
-        page, metrics = self.page_tokens, self.metrics
-        metrics.add(("match", "queries"))
-        metrics.add(("match", "queried_tokens"), tokens)
-        if tail := tokens - limit_pages * page:
-            metrics.add(("match", "miss", "below one page"), tail)
-        if limit_pages > hit_pages:
-            metrics.add(("match", "miss", reason), (limit_pages - hit_pages) * page)
 
     def poll(self) -> list[Event]:
         """Takes completions, lets what waited go on; the events since the last call.
@@ -288,11 +281,17 @@ class PrefixCache(Facade):
 
     # ------------------------------------------------------------ engine-driven
     def match(
-        self, tokens: object, *, namespace: Namespace | None = None, leave: int = 1
+        self,
+        tokens: object,
+        *,
+        namespace: Namespace | None = None,
+        leave: int = 1,
+        content: object = None,
     ) -> tuple[Match, Cursor]:
         """How much of ``tokens`` is there, in pages, and the cursor of its end; changes nothing.
 
-        The last ``leave`` tokens never count as hit. Cost: the tokens compared.
+        The last ``leave`` tokens never count as hit. ``content``: as in ``admit``. Cost: the tokens
+        compared, where keys are digests all of them.
         """
         # The most frequent call of all: no wrapper stands between it and the native one.
         gate = self.gate
@@ -301,6 +300,10 @@ class PrefixCache(Facade):
         try:
             if gate.closed:
                 gate.refuse()
+            if self.keys.opaque or content is not None:
+                asked = self._prompts.of(int32(tokens), namespace, content)
+                found = self._prompts.find(asked, count_of("leave", leave))
+                return found, _tuple(Cursor, (asked.root, found[5], found[2]))
             root, readable = self._spaces.root(namespace), self.residency.readable()
             try:
                 found = tree_match(self.tree.capsule, root, tokens, leave, readable)
@@ -333,6 +336,7 @@ class PrefixCache(Facade):
         slots: Sequence[object] | None = None,
         partial: bool = False,
         boundaries: Sequence[int] = (),
+        content: object = None,
     ) -> Inserted:
         """Shares the full pages of ``tokens`` behind the end of ``lease``, whose bytes are final.
 
@@ -341,15 +345,16 @@ class PrefixCache(Facade):
         stands at the i-th new page. Where the cache owns the slots it picks them itself, over a
         first tier without bytes only: requests fill theirs before ``computed``. ``boundaries``:
         lengths in tokens at which a hit is to be possible beside the end; checkpoints stand there
-        alone. ``partial``: insert what fits instead of raising ``CapacityError``. Raises
-        ``LeaseError`` for a lease that is released, another cache's, or ends behind what the
-        device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
+        alone. ``content``: as in ``admit``. ``partial``: insert what fits instead of raising
+        ``CapacityError``. Raises ``LeaseError`` for a lease that is released, another cache's, or
+        ends behind what the device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
         """
         run = int32(tokens)
         with self.gate:
             lease.native(self.tree)
             if self._lent:
                 raise RequestError("insert: borrowed device slots enter by computed alone")
+            asked = self._prompts.behind(lease.cursor, run, content)
             first = lease.cursor.pages
             count = max(0, len(run) // self.page_tokens - first)
             inserting = self._inserting
@@ -360,16 +365,16 @@ class PrefixCache(Facade):
             if slots is not None or self._shared is not None:
                 rows = rows_for_insert(self.ownership, slots, self.residency.rules, count)
             if first and len(self.residency.tiers) > 1:
-                self._on_device(lease)
+                inserting.check_device(lease)
             if count == 0:
                 return Inserted(0, 0, [], [])
             if rows is None:
-                return self._insert_owned(run, lease, count, lengths, partial)
+                return self._insert_owned(asked, lease, count, lengths, partial)
             shared = self._adopted()
             rows, unneeded = inserting.needed(rows, first, lengths)
             shared.adopt_all([row[row != NO_SLOT] for row in rows])
             try:
-                result = inserting.insert(run, lease, first, rows)
+                result = inserting.insert(asked, lease, first, rows)
             except BaseException:
                 shared.withdraw_all([row[row != NO_SLOT] for row in rows])
                 raise
@@ -379,17 +384,17 @@ class PrefixCache(Facade):
             return result
 
     def _insert_owned(
-        self, run: Tokens, lease: Lease, count: int, lengths: list[int], partial: bool
+        self, asked: Prompt, lease: Lease, count: int, lengths: list[int], partial: bool
     ) -> Inserted:
         if self.residency.tiers[0].capability.holds_bytes:
-            check_range(run)
+            check_range(asked.tokens)
             raise RequestError(
                 "insert: nobody has written the slots that the cache owns; "
                 "use admit and computed, or shared slots"
             )
         inserting, first, at = self._inserting, lease.cursor.pages, lease.cursor
         if inserting.parts:  # pages behind the hit may stand in the tree already
-            found = self.tree.match(at.root, run, 0, 0)
+            found = self._prompts.find(asked, 0, 0)
             at = Cursor(at.root, found.node, found.structural_pages)
         if partial:
             count, rows = inserting.fitting(at, first, count, lengths)
@@ -397,16 +402,7 @@ class PrefixCache(Facade):
                 return Inserted(0, 0, [], [])
         else:
             rows = inserting.reserve(first, first + count, lengths, at)
-        return inserting.insert(run, lease, first, rows)
-
-    def _on_device(self, lease: Lease) -> None:
-        for group, rule in enumerate(self.residency.rules):
-            if not rule.everywhere or rule.block_pages > 1 or rule.lookahead_pages:
-                continue
-            if self.residency.slots(lease.cursor, group, 0, lease.pages - 1, 1)[0] == NO_SLOT:
-                raise LeaseError(
-                    f"the lease ends at page {lease.pages}, which the first tier does not hold"
-                )
+        return inserting.insert(asked, lease, first, rows)
 
     def evict(self, group: int, count: int, *, tier: int = 0) -> Slots:
         """Evicts up to ``count`` blocks of a group, oldest first; the slots that went.
@@ -447,13 +443,15 @@ class PrefixCache(Facade):
             return self._adopted().spare(group)
 
     # ------------------------------------------------------------ asking
-    def explain(self, tokens: object, *, namespace: Namespace | None = None) -> Explanation:
+    def explain(
+        self, tokens: object, *, namespace: Namespace | None = None, content: object = None
+    ) -> Explanation:
         """Why ``tokens`` would hit as far as they would; changes nothing, counts nothing."""
         prompt = prompt_of(tokens)
         with self.gate:
-            root = self._spaces.root(namespace)
-            match = self._match(root, prompt, 1)
-            return explain(self.residency, match, root, prompt, self.page_tokens, self.align_tokens)
+            asked = self._prompts.of(prompt, namespace, content)
+            match = self._prompts.match(asked, 1)
+            return explain(self.residency, match, asked, self.page_tokens, self.align_tokens)
 
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""

@@ -102,6 +102,27 @@ def contents_of(contents: object, prompt_tokens: int) -> Contents:
     return tuple(given)
 
 
+class Prompt:
+    """One prompt in a cache. ``root``: its namespace's; ``tokens``, int32; ``chain``: its pages."""
+
+    __slots__ = ("_pages", "chain", "root", "tokens")
+
+    def __init__(self, root: int, tokens: Tokens, chain: Chain) -> None:
+        self.root = root
+        self.tokens = tokens
+        self.chain = chain
+        self._pages: Rows | None = None
+
+    @property
+    def pages(self) -> Rows:
+        """Its full pages as the tree keeps them, (pages, page_bytes) uint8."""
+        if self._pages is None:
+            keys = self.chain.keys
+            span = self.chain.whole().span(self.tokens, 0, len(self.tokens) // keys.page_tokens)
+            self._pages = span.view(np.uint8).reshape(-1, keys.page_bytes)
+        return self._pages
+
+
 class PageKeys:
     """What a page is in the tree of one cache, by the name of the scheme.
 
@@ -202,28 +223,38 @@ class PageKeys:
 class Chain:
     """The pages of one prompt that grows at its end: each page's key is computed once.
 
-    Ask: ``span``. Holds ``page_bytes`` a page where keys are opaque, else nothing.
+    Ask: ``span``. Elsewhere: ``begin``, ``whole``. Holds ``page_bytes`` a page where keys are
+    opaque, else nothing.
     """
 
-    __slots__ = ("_contents", "_count", "_keys", "_parent", "_rows")
+    __slots__ = ("_contents", "_count", "_first", "_left", "_parent", "_rows", "_start", "keys")
 
-    def __init__(self, keys: PageKeys, parent: bytes, contents: Contents) -> None:
-        self._keys = keys
-        self._contents = contents
-        self._parent = parent
-        self._count = 0
+    def __init__(self, keys: PageKeys, start: bytes, contents: Contents) -> None:
+        self.keys = keys
+        self._start = self._parent = start
+        self._contents = self._left = contents
+        self._first = self._count = 0
         self._rows: Rows = np.empty((0, keys.page_bytes if keys.opaque else 0), np.uint8)
+
+    def begin(self, first_page: int, parent: bytes) -> None:
+        """Only pages from ``first_page`` on will be asked for; ``parent``: the key before it."""
+        self._first, self._parent = first_page, parent
+
+    def whole(self) -> Chain:
+        """The same from the first page on."""
+        return Chain(self.keys, self._start, self._contents) if self._first else self
 
     def span(self, tokens: Tokens, first: int, last: int) -> Tokens | Rows:
         """Pages [first, last) of ``tokens``, all of them full, as the tree takes them. A view.
 
         ``tokens`` begins as at the last call. Cost: the pages not asked for before.
         """
-        if not self._keys.opaque:
-            return self._keys.rows(tokens, (), first, last, b"")
-        if last > self._count:
-            self._extend(self._keys.rows(tokens, self._contents, self._count, last, self._parent))
-        return self._rows[first:last]
+        if not self.keys.opaque:
+            return self.keys.rows(tokens, (), first, last, b"")
+        base, upto = self._first, self._first + self._count
+        if last > upto:
+            self._extend(self.keys.rows(tokens, self._left, upto, last, self._parent))
+        return self._rows[first - base : last - base]
 
     def _extend(self, rows: Tokens | Rows) -> None:
         need = self._count + len(rows)
@@ -234,8 +265,8 @@ class Chain:
         self._rows[self._count : need] = rows
         self._count = need
         self._parent = rows[-1].tobytes()
-        past = need * self._keys.page_tokens
-        self._contents = tuple(one for one in self._contents if one.end_tokens > past)
+        past = (self._first + need) * self.keys.page_tokens
+        self._left = tuple(one for one in self._left if one.end_tokens > past)
 
 
 def page_rows(

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import tree_insert
-from radix.errors import CapacityError
+from radix.content import Prompt
+from radix.errors import CapacityError, LeaseError
 from radix.groups import Rule
-from radix.keys import Tokens
 from radix.lease import Lease
 from radix.ownership import AdoptedSlots
 from radix.plan import Cursor
@@ -157,12 +157,22 @@ class Inserting:
         """Reserved slots of a row go back to the tier."""
         self.residency.tiers[0].abort(group, row[row != NO_SLOT])
 
+    def check_device(self, lease: Lease) -> None:
+        """``LeaseError`` where a lease ends behind what the first tier holds."""
+        for group, rule in enumerate(self.residency.rules):
+            if not rule.everywhere or rule.block_pages > 1 or rule.lookahead_pages:
+                continue
+            if self.residency.slots(lease.cursor, group, 0, lease.pages - 1, 1)[0] == NO_SLOT:
+                raise LeaseError(
+                    f"the lease ends at page {lease.pages}, which the first tier does not hold"
+                )
+
     # ------------------------------------------------------------ in
-    def insert(self, run: Tokens, lease: Lease, first: int, given: list[Slots]) -> Inserted:
+    def insert(self, prompt: Prompt, lease: Lease, first: int, given: list[Slots]) -> Inserted:
         """The pages enter the tree with ``given`` slots (reserved, or adopted), the lease covers
         them, and what is new goes down. On an error the slots go back.
         """
-        page, count = self.page_tokens, len(given[0])
+        count = len(given[0])
         tree = self.residency.tree
         slots = np.stack(given) if len(given) > 1 else given[0]
         canonical = np.empty((len(given), count), np.int32)
@@ -173,7 +183,7 @@ class Inserting:
                 root,
                 node,
                 pages,
-                run[first * page : (first + count) * page],
+                prompt.chain.span(prompt.tokens, first, first + count),
                 self.columns,
                 slots,
                 canonical,

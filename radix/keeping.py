@@ -172,8 +172,8 @@ class Keeping:
     # ------------------------------------------------------------ into the tree
     def insert(self, work: Work, full: int, reuse: Fence) -> None:
         """Shares pages [inserted, full): pin the canonical blocks, remap, then free our own."""
-        first, tree, page = work.inserted, self.residency.tree, self.page_tokens
-        span = work.tokens[first * page : full * page]
+        first, tree = work.inserted, self.residency.tree
+        span = work.chain.span(work.tokens, first, full)
         whole = self._whole if self.placed else []
         slots = np.full((len(whole), full - first), NO_SLOT, np.int32)
         for offered, group in zip(slots, whole, strict=True):

@@ -17,6 +17,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from radix.content import Chain
 from radix.events import RequestState
 from radix.groups import Rule
 from radix.keys import Tokens
@@ -180,14 +181,16 @@ def whole_blocks(rule: Rule, pages: int) -> int:
 class Work:
     """What the cache knows of one request; by group, ``held``.
 
-    ``inserted``: pages from the root, leased, at the end of which it goes on inserting; ``marks``:
-    lengths in pages at which what a hit there needs is to be kept, ascending; ``rolling``: lengths
-    of snapshots of which only the last is kept; ``branch``: where the hit ends short of what the
-    tree knows (0: nowhere); ``chunk``: tokens of a step, where bounded.
+    ``chain``: the pages of ``tokens`` as the tree takes them; ``inserted``: pages from the root,
+    leased, at the end of which it goes on inserting; ``marks``: lengths in pages at which what a
+    hit there needs is to be kept, ascending; ``rolling``: lengths of snapshots of which only the
+    last is kept; ``branch``: where the hit ends short of what the tree knows (0: nowhere);
+    ``chunk``: tokens of a step, where bounded.
     """
 
     number: int
     tokens: Tokens
+    chain: Chain
     count: int
     prompt_tokens: int
     lease: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from radix._native import Match, lib
-from radix.keys import Tokens
+from radix.content import Prompt
 from radix.plan import Cursor, Explanation, Need
 from radix.residency import Residency
 from radix.tier import TierMode
@@ -30,30 +30,29 @@ def stepped(residency: Residency, at: Cursor, pages: int, step: int, readable: i
     return pages
 
 
-def miss_reason(
-    residency: Residency, match: Match, root: int, tokens: Tokens, page_tokens: int
-) -> str:
+def miss_reason(residency: Residency, match: Match, prompt: Prompt) -> str:
     """Why the match is not longer: the reason of its first missing page. Changes nothing.
 
     Cost: O(1), and one more match where a tier is off.
     """
     if match.stop == lib.RDX_STOP_LIMIT:
         return "below one page"
-    at = Cursor(root, match.node, match.structural_pages)
+    at = Cursor(prompt.root, match.node, match.structural_pages)
     first = match.structural_pages
     if match.stop in (lib.RDX_STOP_HOLE, *_GAPS):
         off = any(tier.mode is TierMode.OFF for tier in residency.tiers)
-        if off and residency.tree.match(root, tokens, 1).hit_pages > match.hit_pages:
-            return "tier out"
+        if off:
+            whole = residency.tree.match_upto(prompt.root, prompt.pages, match.limit_pages)
+            if whole.hit_pages > match.hit_pages:
+                return "tier out"
         if match.stop in _GAPS:
             return _GAPS[match.stop]
         first = match.hit_pages
-    span = tokens[first * page_tokens : (first + 1) * page_tokens]
-    if len(span) < page_tokens:
+    if first >= len(prompt.pages):
         return "below one page"
     if not residency.tree.key_bytes:
         return "cold"
-    why = residency.why_gone(residency.parent_key(at, first), span.tobytes())
+    why = residency.why_gone(residency.parent_key(at, first), prompt.pages[first].tobytes())
     if why is not None:
         return why
     return "evicted" if match.stop == lib.RDX_STOP_HOLE else "cold"
@@ -62,13 +61,12 @@ def miss_reason(
 def explain(
     residency: Residency,
     match: Match,
-    root: int,
-    tokens: Tokens,
+    prompt: Prompt,
     page_tokens: int,
     align_tokens: int,
 ) -> Explanation:
     """What serves the hit, and why it is not longer. Changes nothing. Cost: the hit."""
-    at = Cursor(root, match.node, match.structural_pages)
+    at = Cursor(prompt.root, match.node, match.structural_pages)
     hit, step = match.hit_pages, align_tokens // page_tokens
     lowest = np.zeros(hit, np.int64)
     needs: list[Need] = []
@@ -88,7 +86,7 @@ def explain(
                 needs.append(Need(residency.groups[group].name, name, pages))
     known = min(match.structural_pages, match.limit_pages) // step * step
     return Explanation(
-        prompt_tokens=len(tokens),
+        prompt_tokens=len(prompt.tokens),
         structural_tokens=match.structural_pages * page_tokens,
         device_tokens=match.device_pages * page_tokens,
         hit_tokens=hit * page_tokens,
@@ -97,7 +95,7 @@ def explain(
             for number, tier in enumerate(residency.tiers)
             if (count := int((lowest == number).sum()))
         },
-        reason=miss_reason(residency, match, root, tokens, page_tokens),
+        reason=miss_reason(residency, match, prompt),
         upto=_upto(residency, at, match, page_tokens, step),
         branch_tokens=known * page_tokens if known > hit else 0,
         needs=tuple(needs),

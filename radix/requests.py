@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from radix._native import Match
 from radix.admission import blocks_needed, check_fits, reserve_all
+from radix.content import Prompt
 from radix.errors import CapacityError, InvariantError, RequestError
 from radix.events import Event, RequestEvent, RequestState
 from radix.keeping import Keeping
@@ -76,8 +77,7 @@ class Requests:
     # ------------------------------------------------------------ admission
     def admit(
         self,
-        root: int,
-        tokens: Tokens,
+        prompt: Prompt,
         new_tokens: int,
         match: Match,
         lent: list[Slots] | None,
@@ -90,7 +90,7 @@ class Requests:
 
         ``boundaries``: lengths in tokens at which a hit is to be possible later.
         """
-        total = len(tokens) + new_tokens
+        total = len(prompt.tokens) + new_tokens
         pages = -(-total // self.page_tokens)
         if self.placed:
             needed = [
@@ -101,7 +101,7 @@ class Requests:
             device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
-        work = self._pinned(root, match, tokens, pages, device_pages, chunk, lent or [])
+        work = self._pinned(prompt, match, pages, device_pages, chunk, lent or [])
         work.cacheable = cacheable
         work.branch, work.marks = self._marks(work, match, boundaries)
         self._next += 1
@@ -125,9 +125,8 @@ class Requests:
 
     def _pinned(
         self,
-        root: int,
+        prompt: Prompt,
         match: Match,
-        tokens: Tokens,
         pages: int,
         device_pages: int,
         chunk: int | None,
@@ -136,7 +135,7 @@ class Requests:
         """Pins the hit and takes the page table: of the whole hit, or else, so that a prefix never
         makes a request less admissible (R5), of what the device holds of every group, or of none.
         """
-        tree = self.residency.tree
+        tree, root, tokens = self.residency.tree, prompt.root, prompt.tokens
         lengths = sorted({match.hit_pages, match.device_pages, 0}, reverse=True)
         least: CapacityError | None = None
         for length in lengths if self.placed else lengths[:1]:
@@ -145,6 +144,7 @@ class Requests:
             work = Work(
                 number=self._next,
                 tokens=tokens.copy(),
+                chain=prompt.chain,
                 count=len(tokens),
                 prompt_tokens=len(tokens),
                 lease=lease,
@@ -162,7 +162,7 @@ class Requests:
                 device_pages=device_pages,
             )
             for held, row in zip(work.held, lent if not self.placed else [], strict=False):
-                held.slots = row.copy()
+                held.slots, held.own = row.copy(), np.zeros(len(row), np.bool_)
             try:
                 self._look_ahead(work, Cursor(root, match.node, length), match.structural_pages)
                 self.loading.lay(work)
@@ -277,6 +277,7 @@ class Requests:
             raise RequestError(f"lend: the device slots of request {work.number} are the cache's")
         for held, more in zip(work.held, slots, strict=True):
             held.slots = np.concatenate((held.slots, more))
+            held.own = np.zeros(len(held.slots), np.bool_)
         work.pages = min(len(row) for row in work.table)
 
     def running(self, work: Work, what: str) -> None:

@@ -53,6 +53,13 @@ AT_ANY_AGE = 0xFFFFFFFFFFFFFFFF
 ALL_FULL = Rule(lib.RDX_RULE_FULL, 1, 0, 0, True, 1)
 
 
+def _match(m: Any) -> Match:
+    structural = m.structural
+    return Match(
+        (m.device_pages, m.hit_pages, structural.pages, m.limit_pages, m.stop, structural.node)
+    )
+
+
 class TreeCore:
     """A radix tree of pages with one slot column a (group, tier).
 
@@ -132,6 +139,18 @@ class TreeCore:
         """
         return tree_match(self.capsule, root, tokens, leave, readable)
 
+    def match_upto(self, root: int, pages: Keys, limit: int, readable: int = 0xFFFFFFFF) -> Match:
+        """``match`` of whole pages as the tree keeps them, (n, page_bytes) uint8, of which at most
+        the first ``limit`` count as hit. Cost: the pages compared.
+        """
+        count, width = pages.shape
+        if width != self.page_bytes:
+            raise ValueError(f"pages must be {self.page_bytes} bytes wide, not {width}")
+        view, out = ffi.from_buffer(pages), ffi.new("rdx_match *")
+        limit = min(limit, count)
+        raise_status(lib.rdx_tree_match(self.native, root, view, count, limit, readable, out))
+        return _match(out)
+
     def match_many(
         self,
         roots: Sequence[int],
@@ -156,19 +175,7 @@ class TreeCore:
                 self.native, len(views), list(roots), pages, counts, limits, readable, out
             )
         )
-        return [
-            Match(
-                (
-                    m.device_pages,
-                    m.hit_pages,
-                    m.structural.pages,
-                    m.limit_pages,
-                    m.stop,
-                    m.structural.node,
-                )
-            )
-            for m in out
-        ]
+        return [_match(found) for found in out]
 
     def joint(self, cursor: Cursor, limit: int, readable: int = 0xFFFFFFFF) -> tuple[int, int]:
         """The joint hit on the path to ``cursor``, at most ``limit`` pages, and why no more.

@@ -1,15 +1,20 @@
 """C24 (TensorRT-LLM#17308): a fast path packed ids in [2^31, 2^32) that the slow path refused. Here
 every path that stores raises the same error for the same id: lists, arrays of every width, page
-keys, the fast entry and the batch.
+keys, the fast entry, the batch and the calls of a cache, whatever its pages are.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from radix.cache import PrefixCache
+from radix.groups import Group
 from radix.keys import TOKEN_LIMIT, as_tokens, page_keys
 from radix.tree import Cursor, TreeCore
+from tiers.index import IndexTier
 
 WRONG = [-1, 1 << 31, (1 << 31) + 5, (1 << 32) - 1, 1 << 32, 1 << 63, 1 << 64, -(1 << 70)]
 
@@ -43,6 +48,36 @@ def test_every_path_that_stores_raises_the_same_class() -> None:
     assert tree.match(root, tokens).structural_pages == 0  # a match reads what it compares only
     with pytest.raises(ValueError, match=r"\[0, 2\^31\)"):
         tree.match_many([root], [tokens.tolist()])
+
+
+@pytest.mark.parametrize("keys", ["tokens", "xxh3", "sha256"])
+def test_every_call_of_a_cache_that_stores_raises_the_same_error(keys: str) -> None:
+    """C24, whether a page is its tokens or a key of them: nothing is stored, nothing is held."""
+    cache = PrefixCache([Group.full("kv", 64)], [IndexTier(64)], page_tokens=2, keys=keys)
+    lease = cache.lease(cache.match([1])[1])
+    request = cache.admit([5, 6, 7], new_tokens=8)
+    before = cache.tree.stats()
+    for wrong in WRONG:
+        runs: list[object] = [[1, 2, 3, wrong]]
+        for dtype in (np.int64, np.uint64, np.uint32, np.int32):
+            if fits(wrong, dtype):
+                runs.append(np.array([1, 2, 3, wrong], dtype))
+        for run in runs:
+            for call in (
+                cache.admit,
+                partial(cache.insert, lease=lease),
+                request.append,
+                cache.explain,
+            ):
+                with pytest.raises(ValueError, match=r"tokens.* an id (outside|in) \[0, 2\^31\)"):
+                    call(run)
+    assert cache.tree.stats() == before and len(request) == 3
+    request.abort()
+    cache.poll()
+    lease.release()
+    cache.check()
+    assert [usage.used_blocks for usage in cache.usage().values()] == [(0,)]
+    cache.close()
 
 
 def test_ids_at_the_edges_are_taken() -> None:
