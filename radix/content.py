@@ -144,9 +144,12 @@ class PageKeys:
         self.page_tokens = page_tokens
         self.opaque = width > 0
         self.page_bytes = width or page_tokens * 4
+        self._of_tokens = Chain(self, b"", ())  # keeps nothing: one for all prompts
 
     def contents(self, contents: object, prompt_tokens: int) -> Contents:
         """``contents_of``; ``ValueError`` where pages are tokens, which can hold none."""
+        if contents is None:
+            return ()
         result = contents_of(contents, prompt_tokens)
         if result and not self.opaque:
             raise ValueError(
@@ -217,7 +220,7 @@ class PageKeys:
 
     def chain(self, canonical: bytes, contents: Contents = ()) -> Chain:
         """The pages of one prompt in a namespace, computed once each as the prompt grows."""
-        return Chain(self, self.start(canonical) if self.opaque else b"", contents)
+        return Chain(self, self.start(canonical), contents) if self.opaque else self._of_tokens
 
 
 class Chain:
