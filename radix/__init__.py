@@ -11,6 +11,7 @@ if "t" in getattr(sys, "abiflags", ""):
 
 from radix.cache import PrefixCache
 from radix.content import Content
+from radix.drafts import ROOT
 from radix.errors import (
     BusyError,
     CacheError,
@@ -27,7 +28,7 @@ from radix.errors import (
     TierUnavailableError,
     UnsupportedError,
 )
-from radix.events import KeysDone, RequestState
+from radix.events import KeysDone, RequestState, SpanEvent
 from radix.groups import Cost, Group, Retention
 from radix.inserting import Inserted
 from radix.keys import Namespace
@@ -39,12 +40,14 @@ from radix.plan import Cursor, Explanation
 from radix.replicas import verify_replicas
 from radix.request import Request
 from radix.shards import Parallelism, Shards, shards_of
+from radix.stages import Stage
 from radix.store import FlatStore
 from radix.tier import TierMode
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ROOT",
     "BusyError",
     "CacheError",
     "CapacityError",
@@ -78,6 +81,8 @@ __all__ = [
     "Reservation",
     "Retention",
     "Shards",
+    "SpanEvent",
+    "Stage",
     "TierError",
     "TierFullError",
     "TierMode",

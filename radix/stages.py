@@ -237,6 +237,9 @@ class Stage:
     def __len__(self) -> int:
         return len(self.tree)
 
+    def __bool__(self) -> bool:
+        return True  # one without drafts yet is a stage, too
+
     @property
     def open(self) -> bool:
         """Whether it is neither accepted nor rolled back."""
