@@ -102,7 +102,9 @@ class Transfer:
     ``upper_slots[i]`` and ``lower_slots[i]`` hold (or will hold) the same block. The tier owns
     neither; both sides stay reserved or pinned until the transfer is reported done. ``part``: only
     these runs of each block move, each verified by its own checksum; None: all that both sides
-    hold. ``by_layer``: a load moves layer after layer, for ``Tier.layers`` to tell how far it is.
+    hold. A store brings of them the pieces that begin in its shards: what several shards hold, the
+    first of them writes, so that the stores of all shards bring every byte once. ``by_layer``: a
+    load moves layer after layer, for ``Tier.layers`` to tell how far it is.
     """
 
     job: int

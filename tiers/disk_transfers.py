@@ -326,7 +326,6 @@ class DiskTransfers:
 
     def _written(self, move: Move, status: int, nbytes: int) -> None:
         settle_ops(move)
-        move.nbytes = nbytes
         self._publish(move)
 
     def _publish(self, move: Move) -> None:
@@ -437,7 +436,6 @@ class DiskTransfers:
 
     def _was_read(self, move: Move, status: int, nbytes: int) -> None:
         settle_ops(move)
-        move.nbytes = nbytes
         self._after_read(move)
 
     def _after_read(self, move: Move) -> None:

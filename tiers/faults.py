@@ -5,7 +5,8 @@ each transfer that was accepted is acknowledged exactly once.
 What it may do is what a tier may do, and nothing else (the fault model):
 
     REFUSE   the call raises ``TierFullError`` (retryable); nothing was started or taken
-    FAIL     the transfer is accepted and moves nothing; it is acknowledged with no block good
+    FAIL     the transfer is accepted and moves nothing; it is acknowledged with no block good. A
+             clone raises ``TierError`` and copies nothing
     LOSE     all bytes move, yet it is acknowledged with no block good (an answer that was lost)
     PART     the first half of the blocks moves and is good, the rest is neither good nor corrupt
     CORRUPT  every block moves; one is acknowledged corrupt and the others good (a store: not good)
@@ -13,7 +14,8 @@ What it may do is what a tier may do, and nothing else (the fault model):
              with checksums can tell, and only an address-mapped one can be flipped
     OFF      the tier switches itself off before the call, which raises ``TierUnavailableError``
 
-Beside these, acknowledgements may come late (some polls later) and in another order. It never
+Of a load that goes wrong no layer is told to be complete. Beside these, acknowledgements may come
+late (some polls later) and in another order. It never
 acknowledges twice, never loses a slot, never gives wrong bytes as good (but for FLIP under an inner
 tier that does not verify, which is what a test of verification wants to see).
 """
@@ -32,6 +34,7 @@ import numpy.typing as npt
 
 from radix.errors import CorruptBlockError, TierError, TierFullError, TierUnavailableError
 from radix.front import FrontTier
+from radix.groups import Group
 from radix.tier import (
     Records,
     Slots,
@@ -41,8 +44,9 @@ from radix.tier import (
     TransferDone,
 )
 from tiers.pools import all_of
+from tiers.views import Cuts
 
-Call = Literal["reserve", "store", "load"]
+Call = Literal["reserve", "store", "load", "clone"]
 
 
 class Fault(Enum):
@@ -69,6 +73,7 @@ _ALLOWED: dict[Call, tuple[Fault, ...]] = {
         Fault.OFF,
     ),
     "load": (Fault.REFUSE, Fault.FAIL, Fault.LOSE, Fault.PART, Fault.CORRUPT, Fault.OFF),
+    "clone": (Fault.FAIL,),
 }
 
 
@@ -114,13 +119,19 @@ class FaultyTier(FrontTier):
         self.plan = plan
         self.shown: dict[Fault, int] = dict.fromkeys(Fault, 0)
         self._random = random.Random(plan.seed)
-        self._calls: dict[Call, int] = {"reserve": 0, "store": 0, "load": 0}
+        self._calls: dict[Call, int] = dict.fromkeys(_ALLOWED, 0)
         self._under_way: dict[int, tuple[Transfer, Fault | None, bool]] = {}
         self._held: list[tuple[int, TransferDone]] = []
         self._polls = 0
         self._to_flip: set[tuple[int, int]] = set()
+        self._spans: dict[int, tuple[int, int]] = {}  # of loads that were not acknowledged
 
     # ------------------------------------------------------------------ passed on
+    def attach(self, groups: tuple[Group, ...], page_bytes: int, upper: Tier | None) -> None:
+        """Attaches the inner tier."""
+        self.inner.attach(groups, page_bytes, upper)
+        self._cuts = Cuts(groups)
+
     def commit(self, group: int, slots: Slots) -> None:
         """Commits in the inner tier; a bit planned to turn over does so now."""
         self.inner.commit(group, slots)
@@ -143,6 +154,34 @@ class FaultyTier(FrontTier):
         """Loads from the inner tier, or shows what the plan says of this call."""
         self._transfer(transfer, upper, "load")
 
+    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
+        """Copies blocks in the inner tier, or raises as the plan says of this call."""
+        if self._draw("clone") is not None:
+            raise self._error()
+        self.inner.clone(group, sources, targets)
+
+    def layers(self, job: int) -> int:
+        """The inner tier's; 0 of a load that goes wrong, all of one whose end is held back."""
+        first, end = self._span(job)
+        if job in self._under_way:
+            return 0 if self._under_way[job][1] is not None else self.inner.layers(job)
+        good = [done.good.all() for _, done in self._held if done.job == job]
+        return end - first if good == [True] else 0
+
+    def wait_layer(self, job: int, layer: int, timeout_s: float) -> bool:
+        """Of the inner tier; does not wait for a load that goes wrong or whose end is held back."""
+        first, end = self._span(job)
+        if not first <= layer < end:
+            raise ValueError(f"layer {layer}: job {job} moves layers {(first, end)}")
+        if job in self._under_way and self._under_way[job][1] is None:
+            return self.inner.wait_layer(job, layer, timeout_s)
+        return self.layers(job) > layer - first
+
+    def _span(self, job: int) -> tuple[int, int]:
+        if job not in self._spans:
+            raise TierError(self.name, f"job {job} is no load that is under way")
+        return self._spans[job]
+
     def poll(self) -> list[TransferDone]:
         """Acknowledgements whose delay is over, each once."""
         self._polls += 1
@@ -152,6 +191,8 @@ class FaultyTier(FrontTier):
         self._held = [item for item in self._held if item[0] > self._polls]
         if self.plan.reorder:
             self._random.shuffle(ready)
+        for done in ready:
+            self._spans.pop(done.job, None)
         return ready
 
     def wait(self, timeout_s: float) -> None:
@@ -189,7 +230,16 @@ class FaultyTier(FrontTier):
     def _transfer(self, transfer: Transfer, upper: Tier, call: Call) -> None:
         fault = self._draw(call)
         count = len(transfer.upper_slots)
+        span = self._cuts.find(
+            transfer.group,
+            transfer.part,
+            upper.view(transfer.group),
+            self.inner.view(transfer.group),
+            f"job {transfer.job}:",
+        ).view.layers
         if fault is Fault.FAIL or (fault is Fault.PART and count < 2):
+            if call == "load":
+                self._spans[transfer.job] = span
             self._hold(all_of(transfer, good=False, nbytes=0, error=self._error()))
             return
         asked = (
@@ -199,6 +249,7 @@ class FaultyTier(FrontTier):
             self.inner.store(asked, upper)
         else:
             self.inner.load(asked, upper)
+            self._spans[transfer.job] = span
         self._under_way[transfer.job] = (transfer, fault, call == "store")
 
     def _amend(self, done: TransferDone) -> TransferDone:

@@ -371,7 +371,12 @@ class PooledTier:
         if storing and transfer.by_layer:
             raise ValueError(f"job {job}: by_layer is for loads, this is a store")
         cut = self._cuts.find(
-            group, transfer.part, upper.view(group), self._views[group], f"job {job}:"
+            group,
+            transfer.part,
+            upper.view(group),
+            self._views[group],
+            f"job {job}:",
+            storing=storing,
         )
         if not storing:
             self._loads[job] = LoadedLayers(cut.view.layers)

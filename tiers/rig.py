@@ -5,7 +5,7 @@ between the two that are followed to their only acknowledgement (I22). Public wi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from radix.groups import Group
 from radix.layout import Layout, Part
-from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency
+from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, View
 from tiers.host import AdoptedTier
+from tiers.views import view_bytes
 
 PAGE_BYTES = 64
 NEIGHBOUR_ROWS = 24
@@ -34,6 +35,35 @@ def groups_of_odd_sizes() -> tuple[Group, ...]:
         Group.full("odd", 4097),
         Group.full("even", 8192),
         Group("parts", parts),
+    )
+
+
+def groups_of_runs() -> tuple[Group, ...]:
+    """Blocks in several shard pieces and layers, of one, two and three dtypes in a block: runs of
+    odd bytes, of whole pages, ones that every rank holds, and layers that have less than others.
+    """
+    keys = (("layer", 3), ("head", 4), ("row", 5))
+    both = Layout(
+        (
+            Part("keys", "bfloat16", keys, "head", 4),
+            Part("values", "float8_e4m3fn", keys, "head", 4),
+        ),
+        4,
+    )
+    mixed = Layout(
+        (
+            Part("state", "float32", (("layer", 2), ("head", 8), ("row", 3)), "head", 8, 1),
+            Part("keys", "bfloat16", (("layer", 4), ("head", 2), ("row", 9)), "head", 2),
+            Part("latent", "uint8", (("row", 11),), first_layer=2),
+        ),
+        4,
+    )
+    pages = Part("pages", "uint8", (("layer", 2), ("half", 2), ("byte", 4096)), "half", 2)
+    return (
+        Group("both", both),
+        Group("mixed", mixed),
+        Group("pages", Layout((pages,), 2)),
+        Group.full("plain", 100),
     )
 
 
@@ -59,6 +89,7 @@ class Rig:
         self.neighbour = AdoptedTier([[rows] for rows in self.rows], "neighbour")
         self.jobs = 0
         self.done: list[TransferDone] = []
+        self._ranks: list[AdoptedTier] = []
         upper, lower = (tier, self.neighbour) if first else (self.neighbour, tier)
         upper.attach(groups, PAGE_BYTES, None)
         lower.attach(groups, PAGE_BYTES, upper)
@@ -66,10 +97,19 @@ class Rig:
 
     def close(self) -> None:
         """Closes both, the lower one first."""
-        for tier in (self.mover, self.tier, self.neighbour):
+        for tier in (self.mover, self.tier, self.neighbour, *self._ranks):
             tier.close()
 
-    def start(self, group: int, rows: Slots, slots: Slots, *, into: bool) -> int:
+    def start(
+        self,
+        group: int,
+        rows: Slots,
+        slots: Slots,
+        *,
+        into: bool,
+        part: View | None = None,
+        by_layer: bool = False,
+    ) -> int:
         """Starts a copy between rows of the neighbour and slots of the tier; the job's number."""
         self.jobs += 1
         upper, lower = (slots, rows) if self.first else (rows, slots)
@@ -81,6 +121,8 @@ class Rig:
             lower_slots=lower,
             urgency=Urgency.STORE if storing else Urgency.DEMAND,
             records=records_of(self.jobs, group, len(rows)) if storing else None,
+            part=part,
+            by_layer=by_layer,
         )
         peer = self.tier if self.first else self.neighbour
         (self.mover.store if storing else self.mover.load)(transfer, peer)
@@ -107,6 +149,26 @@ class Rig:
         assert [done.job for done in came] == [job], f"job {job}: {came}"
         return came[0]
 
+    def rank(self, views: Sequence[View | None]) -> Rank:
+        """A tier beside the neighbour that holds these views of the blocks; closed with the rig."""
+        rank = Rank(self.groups, views)
+        self._ranks.append(rank.tier)
+        return rank
+
+    def start_of(self, rank: Rank, group: int, slots: Slots, *, storing: bool) -> int:
+        """Starts a copy between the first rows of a rank and slots of the tier below it."""
+        self.jobs += 1
+        transfer = Transfer(
+            job=self.jobs,
+            group=group,
+            upper_slots=np.arange(len(slots), dtype=np.int32),
+            lower_slots=slots,
+            urgency=Urgency.STORE if storing else Urgency.DEMAND,
+            records=records_of(0, group, len(slots)) if storing else None,
+        )
+        (self.tier.store if storing else self.tier.load)(transfer, rank.tier)
+        return self.jobs
+
     def write(self, group: int, slots: Slots, content: npt.NDArray[np.uint8]) -> TransferDone:
         """Puts content into slots of the tier."""
         rows = np.arange(len(slots), dtype=np.int32)
@@ -120,6 +182,26 @@ class Rig:
         done = self.move(group, rows, slots, into=False)
         assert done.error is None and done.good.all(), f"{done}"
         return self.rows[group][rows]
+
+
+class Rank:
+    """Plain memory that holds a view of each group's blocks, as a rank or a stage does.
+
+    ``tier`` is attached already; ``rows[group]`` is its memory.
+    """
+
+    def __init__(self, groups: tuple[Group, ...], views: Sequence[View | None]) -> None:
+        sizes = [view_bytes(group.layout, view) for group, view in zip(groups, views, strict=True)]
+        self.rows = [np.zeros((NEIGHBOUR_ROWS, size), np.uint8) for size in sizes]
+        self.tier = AdoptedTier([[rows] for rows in self.rows], "rank", views=views)
+        self.tier.attach(groups, PAGE_BYTES, None)
+
+
+def bytes_of(layout: Layout, view: View, *, beginning: bool = False) -> npt.NDArray[np.int64]:
+    """Where the bytes of a view lie in a stored block, one by one, in order."""
+    runs = layout.view(view.layers, view.shards, beginning=beginning)
+    spans = [np.arange(run["offset"], run["offset"] + run["bytes"]) for run in runs]
+    return np.concatenate([np.empty(0, np.int64), *spans]).astype(np.int64)
 
 
 def records_of(seed: int, group: int, count: int) -> Records:

@@ -10,8 +10,9 @@ It drives the adapter through the protocol alone, with real bytes, small pools a
 dictionaries, and looks at the books after each step. What it holds: reserve is all or nothing, a
 slot has one owner (I7, I8), wrong frees change nothing (I11), what was stored comes back byte for
 byte (I24), a transfer is acknowledged once and a failed one leaves no trace (I22), modes, close,
-limits (I25), and for a persistent tier: what was durable is there after a restart. It imports no
-test framework; ``pytest.register_assert_rewrite("tiers.testing")`` makes its failures speak.
+limits (I25), parts of blocks (``tiers.testing_parts``), and for a persistent tier: what was durable
+is there after a restart. It imports no test framework; ``pytest.register_assert_rewrite`` of
+"tiers.testing", "tiers.testing_parts" and "tiers.rig" makes its failures speak.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ from radix.tier import (
     TierMode,
 )
 from tiers.rig import PAGE_BYTES, Rig, content_of, groups_of_odd_sizes, records_of, refused
+from tiers.testing_parts import PartConformance
 
 
-class TierConformance:
+class TierConformance(PartConformance):
     """Subclass it, say what the adapter is, and give ``make_tier``.
 
     ``first``: it is the uppermost tier of a cache; ``moves_bytes``: False for slots without bytes;
@@ -68,9 +70,14 @@ class TierConformance:
         for rig in self._rigs:
             rig.close()
 
-    def rig(self, blocks: int = 8, make: Callable[..., Tier] | None = None) -> Rig:
+    def rig(
+        self,
+        blocks: int = 8,
+        make: Callable[..., Tier] | None = None,
+        groups: tuple[Group, ...] | None = None,
+    ) -> Rig:
         """A tier beside its neighbour."""
-        groups = groups_of_odd_sizes()
+        groups = groups or groups_of_odd_sizes()
         tier = (make or self.make_tier)(groups, blocks)
         rig = Rig(tier, groups, self.first)
         self._rigs.append(rig)
@@ -169,7 +176,7 @@ class TierConformance:
                 assert done.good.all() and not done.corrupt.any() and done.error is None
                 rig.tier.commit(group, slots)
                 if self.moves_bytes:
-                    assert done.nbytes >= count * kind.block_bytes
+                    assert done.nbytes == count * kind.block_bytes
                     assert np.array_equal(rig.read(group, slots), content)
                     assert np.array_equal(rig.read(group, slots[1:3]), content[1:3])
                 rig.tier.free(group, slots)

@@ -150,23 +150,32 @@ class Cuts:
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
         self._groups = groups
-        self._known: dict[tuple[int, View | None, View | None, View | None], Cut] = {}
+        self._known: dict[tuple[int, View | None, View | None, View | None, bool], Cut] = {}
 
     def find(
-        self, group: int, part: View | None, above: View | None, below: View | None, what: str
+        self,
+        group: int,
+        part: View | None,
+        above: View | None,
+        below: View | None,
+        what: str,
+        *,
+        storing: bool = False,
     ) -> Cut:
         """What moves of a block of the group between tiers that hold ``above`` and ``below``.
 
-        ``part`` None: all that both hold. Raises: ``TypeError``, ``ValueError`` for a part that the
-        layout does not have or that one of the two does not hold; ``what`` names the transfer.
-        Cost: O(1) for one that was asked for before.
+        ``part`` None: all that both hold. ``storing``: of it only the pieces that begin in its
+        shards, so that the stores of all shards bring every run once. Raises: ``TypeError``,
+        ``ValueError`` for a part that the layout does not have, of which nothing moves, or that one
+        of the two does not hold; ``what`` names the transfer. Cost: O(1) for one that was asked for
+        before.
         """
-        key = (group, part, above, below)
+        key = (group, part, above, below, storing)
         cut = self._known.get(key)
         if cut is None:
             if not 0 <= group < len(self._groups):
                 raise ValueError(f"{what}: group {group} is not one of {len(self._groups)}")
-            cut = _cut_of(self._groups[group], part, above, below, what)
+            cut = _cut_of(self._groups[group], part, above, below, what, storing)
             if len(self._known) >= _MOST_CUTS:
                 self._known.clear()
             self._known[key] = cut
@@ -174,7 +183,12 @@ class Cuts:
 
 
 def _cut_of(
-    group: Group, part: View | None, above: View | None, below: View | None, what: str
+    group: Group,
+    part: View | None,
+    above: View | None,
+    below: View | None,
+    what: str,
+    storing: bool,
 ) -> Cut:
     layout = group.layout
     held = [whole_of(layout) if view is None else view for view in (above, below)]
@@ -200,7 +214,12 @@ def _cut_of(
                 f"{_text(held[1])}, which have nothing in common"
             )
         part = View(layers, shards)
-    runs = layout.view(part.layers, part.shards)
+    runs = layout.view(part.layers, part.shards, beginning=storing)
+    if not len(runs):
+        raise ValueError(
+            f"{what} {_text(part)} of group {group.name!r}: no piece begins there, another shard "
+            "writes what this one holds"
+        )
     everything = int(np.count_nonzero(layout.runs[:, :, 1]))
     upper, lower = (_places(layout, view, runs) for view in held)
     return Cut(

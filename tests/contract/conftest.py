@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tiers.testing", "tiers.rig")
+pytest.register_assert_rewrite("tiers.testing", "tiers.testing_parts", "tiers.rig")
