@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,11 +22,13 @@ from hypothesis.stateful import (
 
 from radix.cache import PrefixCache
 from radix.errors import CapacityError, NeverFitsError
+from radix.groups import Group
 from radix.keys import Namespace
 from radix.lease import Lease
 from radix.ownership import Ownership
 from radix.tier import Tier, TierMode
 from tests.cacherig import GROUPS, Live, Rig
+from tests.mixes import mix
 from tests.strategies import TOKENS
 from tests.ticktier import TickTier
 from tiers.device import DeviceTier
@@ -77,14 +80,15 @@ class CacheMachine(RuleBasedStateMachine):
     def open(
         self,
         page_tokens: int,
-        groups: int,
+        groups: int | Sequence[Group],
         device: Tier,
         below: list[Tier],
         ownership: Ownership = Ownership.OWNED,
     ) -> None:
         """The cache over these tiers; those in memory are looked at."""
+        kinds = GROUPS[:groups] if isinstance(groups, int) else tuple(groups)
         cache = PrefixCache(
-            GROUPS[:groups],
+            kinds,
             [device, *below],
             page_tokens=page_tokens,
             ownership=ownership,
@@ -98,7 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
         memory = None if isinstance(device, IndexTier) else device
         self.rig = Rig(cache, memory, looked_at if memory else ())
         if ownership is not Ownership.OWNED:
-            self.rig.own = [list(range(device.capacity_blocks(g))) for g in range(groups)]
+            self.rig.own = [list(range(device.capacity_blocks(g))) for g in range(len(kinds))]
 
     def pick(self, number: int) -> Live:
         return self.rig.live[number % len(self.rig.live)]
@@ -121,16 +125,25 @@ class CacheMachine(RuleBasedStateMachine):
         space=st.sampled_from(NAMESPACES),
         room=st.integers(0, 6),
         keep=st.none() | st.integers(0, 20),
+        chunk=st.none() | st.integers(1, 8),
+        ends=st.lists(st.integers(1, 20), max_size=2),
     )
     def admit(
-        self, tokens: list[int], space: Namespace | None, room: int, keep: int | None
+        self,
+        tokens: list[int],
+        space: Namespace | None,
+        room: int,
+        keep: int | None,
+        chunk: int | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
+        more = {"chunk_tokens": chunk, "boundaries": [end for end in ends if end <= len(tokens)]}
         if len(self.rig.live) >= MOST_LIVE:
             self.rig.end(self.pick(len(tokens)))
         cache = self.rig.cache
         before = dict(cache.counters()), len(cache.requests.works), cache.tree.stats().leases
         try:
-            self.rig.admit(tokens, space, new_tokens=room, cacheable_upto=keep)
+            self.rig.admit(tokens, space, new_tokens=room, cacheable_upto=keep, **more)
         except (CapacityError, NeverFitsError):
             after = dict(cache.counters()), len(cache.requests.works), cache.tree.stats().leases
             for counts in (before[0], after[0]):
@@ -155,18 +168,21 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=which, more=st.lists(st.sampled_from(TOKENS), min_size=1, max_size=5))
     def append(self, number: int, more: list[int]) -> None:
         live = self.running[number % len(self.running)]
-        length, slots = len(live.request), live.request.slots().tolist()
+        length, table = len(live.request), [row.tolist() for row in live.request._work.table]
         try:
             self.rig.append(live, more)
         except (CapacityError, NeverFitsError):
-            assert len(live.request) == length and live.request.slots().tolist() == slots
+            assert len(live.request) == length
+            assert [row.tolist() for row in live.request._work.table] == table
 
     @precondition(lambda self: self.running)
     @rule(number=which, part=st.integers(1, 4), fence=st.integers(0, 5))
     def compute(self, number: int, part: int, fence: int) -> None:
         live = self.running[number % len(self.running)]
-        left = len(live.request) - live.told
-        self.rig.compute(live, live.told + left * part // 4, self.fence(fence))
+        left = (len(live.request) - live.told) * part // 4
+        chunk = live.request._work.chunk
+        left = left if chunk is None else min(left, chunk)
+        self.rig.compute(live, live.told + left, self.fence(fence))
 
     @precondition(lambda self: self.rig.live)
     @rule(
@@ -278,7 +294,8 @@ class CacheMachine(RuleBasedStateMachine):
             case "serve":
                 self.serve(tokens, space, rng.randint(0, 4))
             case "admit":
-                self.admit(tokens, space, rng.randint(0, 6), keep)
+                chunk = rng.randint(1, 8) if rng.random() < 0.3 else None
+                self.admit(tokens, space, rng.randint(0, 6), keep, chunk, [rng.randint(1, 20)])
             case "compute" if self.running:
                 self.compute(number, rng.randint(1, 4), fence)
             case "append" if self.running:
@@ -330,7 +347,7 @@ class MemoryMachine(CacheMachine):
 
     @initialize(
         page_tokens=st.sampled_from((1, 2, 4)),
-        groups=st.integers(1, 2),
+        groups=st.integers(1, 2) | st.randoms(use_true_random=False),
         blocks=st.tuples(st.integers(8, 32), st.integers(4, 40), st.integers(4, 64)),
         tiers=st.integers(1, 3),
         seed=st.integers(0, 1 << 16),
@@ -341,7 +358,7 @@ class MemoryMachine(CacheMachine):
     def begin(
         self,
         page_tokens: int,
-        groups: int,
+        groups: int | random.Random,
         blocks: tuple[int, int, int],
         tiers: int,
         seed: int,
@@ -361,6 +378,8 @@ class MemoryMachine(CacheMachine):
         broken = [FaultyTier(tier, plan(seed + n, faults)) for n, tier in enumerate(below)]
         if ownership is Ownership.BORROWED:
             tiers = max(2, tiers)
+        if isinstance(groups, random.Random):
+            groups = mix(groups, page_tokens)
         self.open(page_tokens, groups, device, broken[: tiers - 1], ownership)
 
 

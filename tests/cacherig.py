@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radix.cache import PrefixCache
-from radix.errors import CacheError, CapacityError
+from radix.errors import CacheError
 from radix.events import BlocksRemoved, BlocksStored, Event, RequestEvent, RequestState
 from radix.groups import Group
 from radix.keys import Namespace
+from radix.lifecycle import Held
 from radix.ownership import Ownership
 from radix.plan import Cursor
-from radix.request import Request
 from radix.tier import Slots, Tier, TierMode
+from tests.engineslots import Live, OwnSlots, Point
 from tests.oracle import blocks_for
 from tests.ticktier import Bytes, TickTier, peek
 from tiers.device import DeviceTier
@@ -34,31 +35,8 @@ ORDER = (
 )
 
 
-class Point:
-    """A fence that an engine asks, like an event of a stream."""
-
-    def __init__(self) -> None:
-        self.over = False
-
-    def query(self) -> bool:
-        """Whether it has passed."""
-        return self.over
-
-
 @dataclass
-class Live:
-    """One request of the engine."""
-
-    request: Request
-    namespace: Namespace | None
-    told: int = 0
-    written: int = 0
-    fence: object = None  # of its end
-    checked: bool = False
-
-
-@dataclass
-class Rig:
+class Rig(OwnSlots):
     """An engine with one cache. ``device`` is where it computes (None: slots without bytes)."""
 
     cache: PrefixCache
@@ -79,7 +57,7 @@ class Rig:
 
     # ------------------------------------------------------------ bytes
     def expected(self, namespace: Namespace | None, tokens: Slots, group: int) -> Bytes:
-        """What the full pages of these tokens must hold."""
+        """By full page of these tokens what the block that stands there in the tree must hold."""
         spec = self.cache.groups[group]
         name = self.cache.namespace(namespace)
         return blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
@@ -88,23 +66,35 @@ class Rig:
         """What a kernel does: fills pages [first, last) of the request."""
         if self.device is None:
             return
-        for group in range(len(self.cache.groups)):
-            table = live.request.slots(group)
+        for group, held in enumerate(live.request._work.held):
             wanted = self.expected(live.namespace, live.request.tokens(), group)
             for page in range(first, last):
-                peek(self.device, group, table[page])[:] = wanted[page]
+                block = page - held.rule.lookahead_pages
+                if block >= 0 and held.slots[block] >= 0 and not self._rolls(held):
+                    peek(self.device, group, held.slots[block])[:] = wanted[page]
+            for item in [item for item in live.aside if item[1] == group and item[0] <= last]:
+                peek(self.device, group, item[2])[:] = wanted[item[0] - 1]
+                live.aside.remove(item)
+
+    def _rolls(self, held: Held) -> bool:
+        """Whether its slots by page are snapshots that the cache gives out."""
+        return held.rule.per_position and not self._borrows
 
     def read(self, live: Live, pages: int, what: str) -> None:
-        """Every byte of the first pages must be the right one."""
+        """Every byte that a hit of so many pages needs must be the right one."""
         if self.device is None:
             return
-        for group in range(len(self.cache.groups)):
-            table = live.request.slots(group)
+        for group, held in enumerate(live.request._work.held):
             wanted = self.expected(live.namespace, live.request.tokens(), group)
-            for page in range(pages):
-                found = peek(self.device, group, table[page])
+            needed = held.wanted(pages).tolist()
+            if self._borrows:
+                needed = [page for page in needed if page >= live.request._work.device_pages]
+            for block in needed:
+                slot = held.running if self._rolls(held) else held.slots[block]
+                found = peek(self.device, group, slot)
+                page = block + held.rule.lookahead_pages
                 assert np.array_equal(found, wanted[page]), (
-                    f"{what}: request {live.request.id} group {group} page {page}"
+                    f"{what}: request {live.request.id} group {group} page {block}"
                 )
 
     # ------------------------------------------------------------ the engine
@@ -116,6 +106,8 @@ class Rig:
         rows: list[list[int]] = []
         if self.own:
             rows = self._take(-(-(len(tokens) + int(str(more.get("new_tokens", 0)))) // self._page))
+            if self._borrows:
+                rows = [self._sparse(group, row) for group, row in enumerate(rows)]
             more["slots"] = rows
         try:
             live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace)
@@ -129,78 +121,11 @@ class Rig:
         self._look()
         return live
 
-    # ------------------------------------------------------------ slots of the engine's
-    @property
-    def _borrows(self) -> bool:
-        return self.cache.ownership is Ownership.BORROWED
-
-    @property
-    def _page(self) -> int:
-        return self.cache.page_tokens
-
-    def _take(self, pages: int) -> list[list[int]]:
-        """Free slots of the engine's, in every group; ``CapacityError`` where it has too few."""
-        self.reclaim()
-        free = min(len(row) for row in self.own)
-        if free < pages:
-            raise CapacityError("the engine", needed=pages, free=free, evictable=0, leased=0)
-        rows = [row[:pages] for row in self.own]
-        for row in self.own:
-            del row[:pages]
-        return rows
-
-    def reclaim(self) -> None:
-        """The engine takes back what is not in use and not on loan any more."""
-        if self.cache.ownership is Ownership.SHARED:
-            for group, free in enumerate(self.own):
-                self._give(free, self.cache.spare(group).tolist())
-        loans = [set(slots.tolist()) for slots in self.cache.borrowed().values()]
-        for item in list(self.lent):
-            live, rows = item
-            if live.request.state is RequestState.RELEASED and self._over(live.fence):
-                assert not any(loan.intersection(row) for loan in loans for row in rows)
-                self.lent.remove(item)
-                for free, row in zip(self.own, rows, strict=True):
-                    self._give(free, row)
-
-    def _over(self, fence: object) -> bool:
-        if isinstance(fence, Point):
-            return fence.over
-        return fence is None or self.step >= int(str(fence))
-
-    @staticmethod
-    def _give(free: list[int], row: list[int]) -> None:
-        assert not set(free).intersection(row), "the engine got a slot twice"
-        free += row
-
-    def append(self, live: Live, tokens: Sequence[int]) -> None:
-        """Sampled tokens; where the slots are the engine's it adds some first."""
-        need = -(-(len(live.request) + len(tokens)) // self._page) - len(live.request.slots())
-        if self.own and need > 0:
-            rows = self._take(need)
-            if self.cache.ownership is Ownership.SHARED:
-                for group, row in enumerate(rows):
-                    self.cache.offer(group, row)
-            else:
-                live.request.lend(rows)
-                for other, lent in self.lent:
-                    if other is live:
-                        for held, row in zip(lent, rows, strict=True):
-                            held += row
-        live.request.append(list(tokens))
-
-    def evict(self, group: int, count: int, tier: int) -> int:
-        """Evicts; how many went. Slots that the engine shares are its own again."""
-        gone = self.cache.evict(group, count, tier=tier).tolist()
-        if tier == 0 and self.own and self.cache.ownership is Ownership.SHARED:
-            self._give(self.own[group], gone)
-        return len(gone)
-
     def _look(self) -> None:
         page = self.cache.page_tokens
         for live in self.live:
-            for group in range(len(self.cache.groups)):
-                for slot in live.request.slots(group).tolist():
+            for group, held in enumerate(live.request._work.held):
+                for slot in (*held.slots.tolist(), *held.private().tolist()):
                     assert (group, slot) not in self._fenced, "a fenced slot was given out"
             if live.request.ready and not live.checked:
                 live.checked = True
@@ -216,6 +141,7 @@ class Rig:
         """The first ``upto`` tokens are computed: written now, or just before the fence passes."""
         page = self.cache.page_tokens
         last = upto // page
+        self._aside(live, upto)
 
         def kernel() -> None:
             # a fence that has passed says that all of the first tokens are written
@@ -232,24 +158,40 @@ class Rig:
         live.told = upto
         live.request.computed(upto, fence=fence, reuse=fence)
 
+    def _aside(self, live: Live, upto: int) -> None:
+        """Stops where the cache asks for it: snapshots are taken before the kernels have run."""
+        request, page = live.request, self.cache.page_tokens
+        request.prepare(upto - live.told)
+        if not any(rule.per_position for rule in self.cache.residency.rules):
+            return
+        names = [group.name for group in self.cache.groups]
+        for stop in request.cuts(upto - live.told):
+            for name, slot in request.snapshot(stop, copy=False).items():
+                live.aside = [item for item in live.aside if item[1:] != (names.index(name), slot)]
+                live.aside.append((stop // page, names.index(name), slot))
+
     def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
         """Ends a request. Up to the fence the engine's kernels may read its pages."""
         work = live.request._work
         last = max(work.shared, live.told // self.cache.page_tokens)
-        private = [live.request.slots(group)[last:].tolist() for group in range(len(work.table))]
+        private = [
+            held.slots[last:].tolist() if held.rule.everywhere else [held.running]
+            for held in work.held
+        ]
         if fence is not None and live.checked:
-            shared, group_count = work.shared, len(self.cache.groups)
-            snapshot = [live.request.slots(group) for group in range(group_count)]
-            wanted = [
-                self.expected(live.namespace, live.request.tokens(), group)
-                for group in range(group_count)
-            ]
+            before = []
+            for group, held in enumerate(work.held):
+                wanted = self.expected(live.namespace, live.request.tokens(), group)
+                first = held.rule.first_page(work.shared)
+                ahead = held.rule.lookahead_pages
+                for block in range(first, 0 if self._rolls(held) else work.shared - ahead):
+                    if held.slots[block] >= 0 and not (held.own[block] or self._borrows):
+                        before.append((group, held.slots[block], wanted[block + ahead]))
 
             def reader() -> None:
-                for group in range(group_count if self.device is not None else 0):
-                    for page in range(shared):
-                        found = peek(self.device, group, snapshot[group][page])
-                        assert np.array_equal(found, wanted[group][page]), "read after reuse"
+                for group, slot, content in before if self.device is not None else ():
+                    found = peek(self.device, group, slot)
+                    assert np.array_equal(found, content), "read after reuse"
 
             self._later.append((fence, reader))
         if abort:
@@ -260,7 +202,7 @@ class Rig:
         live.fence = fence
         if fence is not None and not self._borrows:
             for group, slots in enumerate(private):
-                self._fenced.update(((group, slot), fence) for slot in slots)
+                self._fenced.update(((group, slot), fence) for slot in slots if slot >= 0)
 
     def serve(self, tokens: Sequence[int], namespace: Namespace | None = None) -> Live:
         """A whole request: admitted, loaded, computed, finished, and everything settled."""
@@ -334,7 +276,11 @@ class Rig:
         elif isinstance(event, BlocksStored):
             above = (event.tier, event.group, event.parent)
             roots = set(self.cache._spaces.keys.values())
-            if event.tier == self.cache.residency.tiers[0].name and not self._borrows:
+            rule = self.cache.residency.rules[
+                [group.name for group in self.cache.groups].index(event.group)
+            ]
+            chained = rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
+            if chained and event.tier == self.cache.residency.tiers[0].name and not self._borrows:
                 assert event.parent in roots or above in self.resident, "parent first (I32)"
             for key in event.keys:
                 item = (event.tier, event.group, key.tobytes())
@@ -355,7 +301,9 @@ class Rig:
                         lo, hi = tree.interval(node.node, tree.column(group, number))
                         if hi == lo:
                             continue
-                        for key in tree.keys(at, node.start + lo, hi - lo):
+                        column = tree.column(group, number)
+                        slots = tree.slots(at, column, node.start + lo, hi - lo)
+                        for key in tree.keys(at, node.start + lo, hi - lo)[slots >= 0]:
                             found.add((tier.name, spec.name, key.tobytes()))
                         self._bytes(name, at, number, group, (node.start + lo, node.start + hi))
         return found
@@ -375,7 +323,7 @@ class Rig:
         wanted = blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
         slots = tree.slots(at, tree.column(group, number), first, last - first)
         for page, slot in zip(range(first, last), slots, strict=True):
-            if (number, int(slot)) not in self._wrong:
+            if slot >= 0 and (number, int(slot)) not in self._wrong:
                 assert np.array_equal(peek(memory, group, slot), wanted[page]), (
                     f"tier {number} group {group} page {page}: wrong bytes (I24)"
                 )
@@ -407,7 +355,11 @@ class Rig:
         cache.check()
         if cache.ownership is Ownership.OWNED and not cache.tree.stats().leases:
             # nothing runs: what fits alone is admitted, whatever is cached (I29)
-            room = min(cache.tiers[0].capacity_blocks(g) for g in range(len(cache.groups)))
+            room = min(
+                cache.tiers[0].capacity_blocks(g) * rule.block_pages
+                for g, rule in enumerate(cache.residency.rules)
+                if not rule.per_position
+            )
             tokens = next(iter(sorted(self.known)), (b"", (1,)))[1]
             prompt = [*tokens, *[1] * (room * self._page)][: room * self._page]
             cache.admit(prompt).abort()
@@ -436,8 +388,8 @@ class Rig:
 def build(
     *,
     page_tokens: int = 4,
-    groups: int = 1,
-    device: int = 16,
+    groups: int | Sequence[Group] = 1,
+    device: int | Sequence[int] = 16,
     below: Sequence[int] = (),
     plans: Sequence[FaultPlan | None] = (None, None),
     **options: object,
@@ -453,7 +405,8 @@ def build(
     ]
     top = DeviceTier(blocks=device, device="cpu")
     options.setdefault("events", True)
-    cache = PrefixCache(GROUPS[:groups], [top, *lower], page_tokens=page_tokens, **options)
+    kinds = GROUPS[:groups] if isinstance(groups, int) else tuple(groups)
+    cache = PrefixCache(kinds, [top, *lower], page_tokens=page_tokens, **options)
     rig = Rig(cache, top, tuple(ticks))
     rig.ticks = ticks
     return rig

@@ -24,13 +24,13 @@ def _run(machine: type[CacheMachine], examples: int, steps: int) -> None:
     )
 
 
-def _storm(seed: int, steps: int) -> None:
+def _storm(seed: int, steps: int, *, mixed: bool = False) -> None:
     """One world and its traffic of one seed: denser than what rules build up by themselves."""
     rng = random.Random(seed)
     machine = MemoryMachine()
     machine.begin(
         page_tokens=rng.choice((1, 2, 4)),
-        groups=rng.randint(1, 2),
+        groups=random.Random(seed) if mixed else rng.randint(1, 2),
         blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
         tiers=rng.randint(1, 3),
         seed=seed,
@@ -49,6 +49,11 @@ def _storm(seed: int, steps: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_cache_in_a_storm_keeps_its_invariants(seed: int) -> None:
     _storm(seed, 100)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cache_of_mixed_groups_in_a_storm_keeps_its_invariants(seed: int) -> None:
+    _storm(seed, 100, mixed=True)
 
 
 def test_storm_of_one_seed_is_the_same_storm() -> None:
