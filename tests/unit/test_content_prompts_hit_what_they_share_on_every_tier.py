@@ -239,7 +239,8 @@ def test_random_prompts_with_images_hit_what_they_share(
                 sampled = [rng.randrange(2) for _ in range(rng.randrange(8))]
                 hits += one.serve(tokens, contents, sampled, rng.choice(spaces))
             except BaseException as error:
-                raise AssertionError(f"seed {seed} step {step}: {error}") from error
+                error.add_note(f"seed {seed} step {step}")
+                raise
             shared.append((tokens, contents))
             one.empty(*rng.choice(((), (), (), (0,), (0, 1))))
             if rng.random() < 0.08:
