@@ -132,6 +132,80 @@ static int check_keys(const report *r, uint32_t i) {
     return RDX_OK;
 }
 
+/* I3, I27, I28: an interval is made of whole blocks, each with a slot at its last page and at no
+ * other; a snapshot stands at the end of its node. */
+static int check_interval(const report *r, uint32_t i, uint32_t c) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    const cell *k = cell_at(t, i, c);
+    const rdx_group *g = rule_of(t, c);
+    if (k->lo > k->hi || k->hi > x->len || (k->lo == k->hi && k->hi)) {
+        return broken(r, "I3: node %u column %u holds [%u,%u) of %u", i, c, k->lo, k->hi, x->len);
+    }
+    if (k->lo == k->hi) {
+        return RDX_OK;
+    }
+    uint32_t b = rdx_width(g);
+    bool whole = (k->lo == 0 || (x->start + k->lo) % b == 0) && (x->start + k->hi) % b == 0;
+    if (!whole || g->rule == RDX_RULE_SCRATCH) {
+        return broken(r, "I3: node %u column %u cuts a block at [%u,%u) behind page %u", i, c,
+                      k->lo, k->hi, x->start);
+    }
+    bool stands =
+        k->lo + 1 == k->hi && k->hi == x->len && (x->start + x->len) % g->block_pages == 0;
+    if (g->rule == RDX_RULE_STATE && !stands) {
+        return broken(r, "I28: node %u column %u has a snapshot at [%u,%u) of %u behind page %u", i,
+                      c, k->lo, k->hi, x->len, x->start);
+    }
+    for (uint32_t p = k->lo; p < k->hi; p++) {
+        bool entry = rdx_entry_from(g, x->start + p) == x->start + p;
+        if (entry != (slots_at(t, x, c)[p] != RDX_NO_SLOT)) {
+            return broken(r, "I27: page %u of node %u column %u %s", p, i, c,
+                          entry ? "has lost its slot" : "ends no block and has a slot");
+        }
+    }
+    return RDX_OK;
+}
+
+/* Entries of a cell that a lease pins. */
+static uint32_t pinned_entries(const rdx_tree *t, uint32_t i, uint32_t c) {
+    const node *x = node_at(t, i);
+    const cell *k = cell_at(t, i, c);
+    if (!is_sparse(t, c)) {
+        return x->protect ? rdx_entries(x, rule_of(t, c), k->lo, k->hi) : 0;
+    }
+    uint32_t pinned = 0;
+    for (uint32_t p = k->lo; p < k->hi; p++) {
+        pinned += slots_at(t, x, c)[p] != RDX_NO_SLOT && pins_at(t, x, t->group_of[c])[p];
+    }
+    return pinned;
+}
+
+/* I16, I18, I20: a node stands in the list where it belongs. */
+static int check_listed(const report *r, uint32_t i, uint32_t c) {
+    const rdx_tree *t = r->t;
+    const node *x = node_at(t, i);
+    const cell *k = cell_at(t, i, c);
+    bool data = k->hi != k->lo;
+    bool sparse = is_sparse(t, c);
+    bool held = sparse && data && pins_at(t, x, t->group_of[c])[rdx_first_block(t, i, c)];
+    held = held || (!sparse && x->protect);
+    if (k->listed && (!data || held)) {
+        return broken(r, "I18: node %u stands in list %u but %s", i, c,
+                      data ? "is protected" : "has no data");
+    }
+    if (data && !held && (sparse || k->kids == 0) && !k->listed) {
+        return broken(r, "I16: %s %u of column %u could go but is not listed",
+                      sparse ? "node" : "leaf", i, c);
+    }
+    bool dead = data && t->mixed && rdx_is_dead(t, i, c);
+    if (k->listed && (k->listed == LISTED_DEAD) != dead) {
+        return broken(r, "I20: node %u of column %u is %s but stands in the other list", i, c,
+                      dead ? "dead" : "alive");
+    }
+    return RDX_OK;
+}
+
 /* I3, I12, I16, I20: intervals, counts of children with data, membership in the lists. */
 static int check_cells(const report *r, uint32_t i, order_list *sums) {
     const rdx_tree *t = r->t;
@@ -139,29 +213,26 @@ static int check_cells(const report *r, uint32_t i, order_list *sums) {
     uint32_t held = 0;
     for (uint32_t c = 0; c < t->columns; c++) {
         const cell *k = cell_at(t, i, c);
-        if (k->lo > k->hi || k->hi > x->len || (k->lo == k->hi && k->hi)) {
-            return broken(r, "I3: node %u column %u holds [%u,%u) of %u", i, c, k->lo, k->hi,
-                          x->len);
+        int status = check_interval(r, i, c);
+        if (status != RDX_OK) {
+            return status;
         }
         uint32_t kids = 0;
         for (uint32_t y = x->first_child; y != NIL; y = node_at(t, y)->next_sibling) {
-            kids += cell_at(t, y, c)->hi != cell_at(t, y, c)->lo;
+            kids += rdx_bears(t, y, c);
         }
         if (kids != k->kids) {
             return broken(r, "I16: node %u column %u counts %u children with data, not %u", i, c,
                           k->kids, kids);
         }
-        bool data = k->hi != k->lo;
-        if (k->listed && (!data || x->protect)) {
-            return broken(r, "I18: node %u stands in list %u but %s", i, c,
-                          data ? "is protected" : "has no data");
+        status = check_listed(r, i, c);
+        if (status != RDX_OK) {
+            return status;
         }
-        if (data && !x->protect && kids == 0 && !k->listed) {
-            return broken(r, "I16: leaf %u of column %u could go but is not listed", i, c);
-        }
-        sums[c].resident += k->hi - k->lo;
-        sums[c].shielded += x->protect ? k->hi - k->lo : 0;
-        sums[c].listed += k->listed;
+        sums[c].resident += rdx_entries(x, rule_of(t, c), k->lo, k->hi);
+        sums[c].shielded += pinned_entries(t, i, c);
+        sums[c].listed += k->listed == LISTED_LIVE;
+        sums[t->columns + c].listed += k->listed == LISTED_DEAD;
         held = k->hi > held ? k->hi : held;
     }
     bool leaf = x->first_child == NIL && !x->protect && !(x->flags & NODE_ROOT);
@@ -172,50 +243,131 @@ static int check_cells(const report *r, uint32_t i, order_list *sums) {
     return RDX_OK;
 }
 
-static int check_list(const report *r, uint32_t c, const order_list *sum) {
+/* One of the two lists of column c. */
+static int check_order(const report *r, uint32_t c, uint32_t which, const order_list *sum) {
     const rdx_tree *t = r->t;
-    const order_list *l = &t->lists[c];
+    const order_list *l = &t->lists[which];
     uint64_t count = 0;
     uint64_t stamp = 0;
+    uint32_t start = 0;
     uint32_t prev = NIL;
     for (uint32_t i = l->head; i != NIL; i = cell_at(t, i, c)->next) {
-        if (!is_live(t, i) || !cell_at(t, i, c)->listed || cell_at(t, i, c)->prev != prev ||
-            ++count > t->live_nodes) {
-            return broken(r, "I18: list %u is broken at node %u", c, i);
+        uint32_t listed = which == c ? LISTED_LIVE : LISTED_DEAD;
+        if (!is_live(t, i) || cell_at(t, i, c)->listed != listed ||
+            cell_at(t, i, c)->prev != prev || ++count > t->live_nodes) {
+            return broken(r, "I18: list %u is broken at node %u", which, i);
         }
-        if (cell_at(t, i, c)->stamp < stamp) {
-            return broken(r, "I18: list %u goes back in time at node %u", c, i);
+        bool tie = cell_at(t, i, c)->stamp == stamp && is_sparse(t, c);
+        if (cell_at(t, i, c)->stamp < stamp || (tie && node_at(t, i)->start < start)) {
+            return broken(r, "I18: list %u goes back in time at node %u", which, i);
         }
         stamp = cell_at(t, i, c)->stamp;
+        start = node_at(t, i)->start;
         prev = i;
     }
     if (l->tail != prev || count != l->listed || count != sum->listed) {
-        return broken(r, "I18: list %u holds %u nodes, %u say that they stand in it", c,
+        return broken(r, "I18: list %u holds %u nodes, %u say that they stand in it", which,
                       (uint32_t)count, (uint32_t)sum->listed);
-    }
-    if (l->resident != sum->resident || l->shielded != sum->shielded) {
-        return broken(r, "I12: column %u counts %u blocks and %u protected, the tree has %u and %u",
-                      c, (uint32_t)l->resident, (uint32_t)l->shielded, (uint32_t)sum->resident,
-                      (uint32_t)sum->shielded);
     }
     return RDX_OK;
 }
 
-/* I21 for the first tier of each group: no gap between the root and what it holds. */
+static int check_list(const report *r, uint32_t c, const order_list *sums) {
+    const rdx_tree *t = r->t;
+    const order_list *l = &t->lists[c];
+    int status = check_order(r, c, c, &sums[c]);
+    if (status == RDX_OK) {
+        status = check_order(r, c, t->columns + c, &sums[t->columns + c]);
+    }
+    if (status == RDX_OK && (l->resident != sums[c].resident || l->shielded != sums[c].shielded)) {
+        return broken(r, "I12: column %u counts %u blocks and %u protected, the tree has %u and %u",
+                      c, (uint32_t)l->resident, (uint32_t)l->shielded, (uint32_t)sums[c].resident,
+                      (uint32_t)sums[c].shielded);
+    }
+    return status;
+}
+
+/* I21 for the first tier of each full group: no gap between the root and what it holds. */
 static int check_contiguous(const report *r, uint32_t i, uint32_t column) {
     const rdx_tree *t = r->t;
     const node *x = node_at(t, i);
     const cell *k = cell_at(t, i, column);
-    if (k->hi == k->lo) {
+    const rdx_group *g = rule_of(t, column);
+    if (k->hi == k->lo || is_sparse(t, column)) {
         return RDX_OK;
     }
-    const node *p = node_at(t, x->parent);
-    const cell *above = cell_at(t, x->parent, column);
-    bool whole = (p->flags & NODE_ROOT) || (above->lo == 0 && above->hi == p->len);
-    if (k->lo != 0 || !whole) {
+    uint32_t above = x->parent; /* the node above in which a block ends */
+    uint32_t end = rdx_end_of(t, above);
+    while (end && rdx_round_down(end, g->block_pages) <= node_at(t, above)->start) {
+        above = node_at(t, above)->parent;
+        end = rdx_end_of(t, above);
+    }
+    const cell *p = cell_at(t, above, column);
+    end = rdx_round_down(end, g->block_pages);
+    uint32_t ahead = g->lookahead_pages;
+    bool whole = end <= ahead || (end == node_at(t, above)->start + p->hi &&
+                                  (p->lo == 0 || node_at(t, above)->start + p->lo == ahead));
+    if ((k->lo != 0 && x->start + k->lo != ahead) || !whole) {
         return broken(r, "I21: node %u is resident in column %u over a gap", i, column);
     }
     return RDX_OK;
+}
+
+/* I14, I15: the page pins are those of the leases, exactly. `rows`: a count a page and group; those
+ * of a node begin at page before[i]. */
+static int check_pins(const report *r, uint32_t *rows, const uint64_t *before) {
+    const rdx_tree *t = r->t;
+    for (uint32_t k = 0; k < t->lease_used; k++) {
+        const lease_slot *l = &t->leases[k];
+        for (uint32_t g = 0; l->node != NIL && g < t->groups; g++) {
+            if (!t->pin_row[g] || !(l->mask >> g & 1)) {
+                continue;
+            }
+            uint32_t end = rdx_end_of(t, l->node);
+            uint32_t from =
+                l->first == RDX_BY_RULE ? rdx_first_entry(t, &t->rules[g], end) : l->first;
+            for (uint32_t i = l->node; rdx_end_of(t, i) > from; i = node_at(t, i)->parent) {
+                const node *x = node_at(t, i);
+                for (uint32_t p = from > x->start ? from - x->start : 0; p < x->len; p++) {
+                    rows[(before[i] + p) * t->groups + g]++;
+                }
+            }
+        }
+    }
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        if (!is_live(t, i) || node_at(t, i)->flags & NODE_ROOT) {
+            continue;
+        }
+        const node *x = node_at(t, i);
+        for (uint32_t p = 0; p < x->len * t->groups; p++) {
+            uint32_t g = p % t->groups;
+            uint32_t want = rows[before[i] * t->groups + p];
+            if (t->pin_row[g] && pins_at(t, x, g)[p / t->groups] != want) {
+                return broken(r, "I15: page %u of node %u has %u pins in group %u, leases say %u",
+                              p / t->groups, i, pins_at(t, x, g)[p / t->groups], g, want);
+            }
+        }
+    }
+    return RDX_OK;
+}
+
+static int check_page_pins(const report *r) {
+    const rdx_tree *t = r->t;
+    if (!t->mixed) {
+        return RDX_OK;
+    }
+    uint64_t *before = rdx_calloc((size_t)t->node_used + 1, sizeof(uint64_t));
+    uint32_t *rows = rdx_calloc((size_t)t->live_pages * t->groups + 1, sizeof(uint32_t));
+    int status = before && rows ? RDX_OK : RDX_ENOMEM;
+    for (uint32_t i = 0; i < t->node_used && status == RDX_OK; i++) {
+        before[i + 1] = before[i] + (is_live(t, i) ? node_at(t, i)->len : 0);
+    }
+    if (status == RDX_OK) {
+        status = check_pins(r, rows, before);
+    }
+    rdx_free_mem(before);
+    rdx_free_mem(rows);
+    return status;
 }
 
 /* I4: what no node uses hangs together too, so that nothing is lost. */
@@ -295,7 +447,7 @@ static int check_nodes(const report *r, sums *s, uint32_t device) {
 static int check_all(const report *r, uint32_t device) {
     const rdx_tree *t = r->t;
     sums s = {.pins = rdx_calloc((size_t)t->node_used + 1, sizeof(uint32_t)),
-              .lists = rdx_calloc((size_t)t->columns + 1, sizeof(order_list)),
+              .lists = rdx_calloc((size_t)t->columns * 2 + 1, sizeof(order_list)),
               .seen = rdx_calloc((size_t)t->node_used + 1, 1)};
     int status = s.pins && s.lists && s.seen ? RDX_OK : RDX_ENOMEM;
     uint64_t leases = 0;
@@ -321,7 +473,10 @@ static int check_all(const report *r, uint32_t device) {
         status = check_free(r, &s.tree);
     }
     for (uint32_t c = 0; c < t->columns && status == RDX_OK; c++) {
-        status = check_list(r, c, &s.lists[c]);
+        status = check_list(r, c, s.lists);
+    }
+    if (status == RDX_OK) {
+        status = check_page_pins(r);
     }
     rdx_free_mem(s.pins);
     rdx_free_mem(s.lists);

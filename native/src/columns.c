@@ -20,46 +20,108 @@ static int on_reserve(void *self, uint32_t nodes) {
     return RDX_OK;
 }
 
-/* The upper part takes the bounds of its pages; order and stamp stay with the lower part, as long
- * as it has data. */
+void rdx_kids_add(rdx_tree *t, uint32_t i, uint32_t column, bool more) {
+    for (;; i = node_at(t, i)->parent) {
+        cell *k = cell_at(t, i, column);
+        bool bore = rdx_bears(t, i, column);
+        k->kids = more ? k->kids + 1 : k->kids - 1;
+        if (t->mixed && !is_sparse(t, column)) {
+            rdx_relist(t, i, column); /* a leaf, maybe */
+        }
+        if (node_at(t, i)->flags & NODE_ROOT || bore == rdx_bears(t, i, column)) {
+            return;
+        }
+    }
+}
+
+/* The upper part takes the bounds of its pages; a block that is cut stays with the lower part. */
+static void split_cell(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c, uint32_t at) {
+    cell *u = cell_at(t, upper, c);
+    cell *l = cell_at(t, lower, c);
+    uint32_t b = rdx_width(rule_of(t, c));
+    node whole = {.start = node_at(t, upper)->start, .len = at + node_at(t, lower)->len};
+    bool bore = l->hi != l->lo || (l->kids && rdx_passes(&whole, rule_of(t, c)));
+    *u = (cell){0};
+    if (l->hi == l->lo && (b == 1 || !l->kids)) {
+        return;
+    }
+    u->lo = l->lo < at ? l->lo : at;
+    u->hi = l->hi < at ? l->hi : at;
+    if (b > 1) {
+        uint32_t end = (whole.start + u->hi) / b * b;
+        u->hi = end > whole.start + u->lo ? end - whole.start : u->lo;
+    }
+    l->lo = l->lo > at ? l->lo - at : 0;
+    l->hi = l->hi > at ? l->hi - at : 0;
+    if (u->hi == u->lo) {
+        u->lo = u->hi = 0;
+    }
+    u->kids = rdx_bears(t, lower, c);
+    if (rdx_bears(t, upper, c) != bore) {
+        rdx_kids_add(t, node_at(t, upper)->parent, c, !bore);
+    }
+}
+
+/* Order and stamp stay with the lower part, as long as it has data. */
+static void split_place(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c) {
+    cell *u = cell_at(t, upper, c);
+    cell *l = cell_at(t, lower, c);
+    if (l->hi != l->lo) {
+        if (u->hi == u->lo) {
+            rdx_list_inherit(t, upper, c); /* a hole above: the parent may be a leaf now */
+        }
+    } else if (u->hi != u->lo) {
+        if (l->listed) {
+            rdx_list_after(t, upper, c, lower, l->stamp);
+            rdx_list_remove(t, lower, c);
+        } else if (node_at(t, lower)->protect) {
+            u->stamp = l->stamp;
+        } else {
+            rdx_list_head(t, upper, c); /* a leaf now, above a hole */
+        }
+        l->stamp = 0;
+    }
+}
+
+/* Where groups are not full both parts keep the stamp and stand in the list, the upper one first.
+ */
+static void split_sparse(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c) {
+    cell *u = cell_at(t, upper, c);
+    cell *l = cell_at(t, lower, c);
+    if (u->hi != u->lo) {
+        u->stamp = l->stamp;
+        rdx_settle(t, upper, c, l->listed ? lower : NIL);
+    }
+    if (l->hi == l->lo) {
+        rdx_list_remove(t, lower, c);
+        l->stamp = 0;
+    } else if (l->listed && l->next != NIL && cell_at(t, l->next, c)->stamp == l->stamp) {
+        rdx_list_sorted(t, lower, c, l->stamp); /* it begins further down now */
+    }
+}
+
 static void on_split(void *self, uint32_t upper, uint32_t lower, uint32_t at) {
     rdx_tree *t = self;
-    uint32_t parent = node_at(t, upper)->parent;
     for (uint32_t c = 0; c < t->columns; c++) {
-        cell *u = cell_at(t, upper, c);
-        cell *l = cell_at(t, lower, c);
-        *u = (cell){0};
-        if (l->hi == l->lo) {
-            l->lo = l->hi = 0;
-            continue;
-        }
-        cell *p = cell_at(t, parent, c);
-        p->kids--;
-        u->lo = l->lo < at ? l->lo : at;
-        u->hi = l->hi < at ? l->hi : at;
-        l->lo = l->lo > at ? l->lo - at : 0;
-        l->hi = l->hi > at ? l->hi - at : 0;
-        if (u->hi == u->lo) {
-            u->lo = u->hi = 0;
+        split_cell(t, upper, lower, c, at);
+    }
+    for (uint32_t c = 0; c < t->columns; c++) {
+        if (is_sparse(t, c)) {
+            split_sparse(t, upper, lower, c);
         } else {
-            p->kids++;
+            split_place(t, upper, lower, c);
         }
-        if (l->hi != l->lo) {
-            u->kids++;
-            if (u->hi == u->lo) {
-                rdx_list_inherit(t, upper, c); /* a hole above: the parent may be a leaf now */
-            }
-        } else {
-            if (l->listed) {
-                rdx_list_after(t, upper, c, lower, l->stamp);
-                rdx_list_remove(t, lower, c);
-            } else if (node_at(t, lower)->protect) {
-                u->stamp = l->stamp;
-            } else {
-                rdx_list_head(t, upper, c); /* a leaf now, above a hole */
-            }
-            l->stamp = 0;
-        }
+    }
+    if (t->mixed) {
+        rdx_review(t, upper);
+        rdx_review(t, lower);
+    }
+}
+
+static void on_resize(void *self, uint32_t i) {
+    rdx_tree *t = self;
+    if (t->mixed) {
+        rdx_review(t, i);
     }
 }
 
@@ -76,9 +138,12 @@ static void on_remove(void *self, uint32_t i) {
 static void on_protect(void *self, uint32_t i, int shield) {
     rdx_tree *t = self;
     for (uint32_t c = 0; c < t->columns; c++) {
+        if (is_sparse(t, c)) {
+            continue; /* its pages have pins of their own */
+        }
         order_list *l = &t->lists[c];
         cell *k = cell_at(t, i, c);
-        uint32_t held = k->hi - k->lo;
+        uint32_t held = rdx_entries(node_at(t, i), rule_of(t, c), k->lo, k->hi);
         if (shield == SHIELD_ON) {
             l->shielded += held;
             rdx_list_remove(t, i, c);
@@ -107,17 +172,18 @@ static uint32_t on_held(void *self, uint32_t i) {
 }
 
 int rdx_columns_new(rdx_tree *t) {
-    t->lists = rdx_calloc(t->columns ? t->columns : 1, sizeof(order_list));
+    t->lists = rdx_calloc(t->columns ? (size_t)t->columns * 2 : 1, sizeof(order_list));
     if (!t->lists) {
         return RDX_ENOMEM;
     }
-    for (uint32_t c = 0; c < t->columns; c++) {
+    for (uint32_t c = 0; c < t->columns * 2; c++) {
         t->lists[c].head = t->lists[c].tail = NIL;
     }
     if (t->columns) {
         t->observer = (rdx_observer){.self = t,
                                      .reserve = on_reserve,
                                      .split = on_split,
+                                     .resize = on_resize,
                                      .remove = on_remove,
                                      .protect = on_protect,
                                      .held = on_held};
@@ -159,7 +225,7 @@ static bool attach_one(cell *k, const part *p, uint32_t at) {
     return true;
 }
 
-static uint64_t newest_stamp(const rdx_tree *t, uint32_t i) {
+uint64_t rdx_newest_stamp(const rdx_tree *t, uint32_t i) {
     uint64_t newest = 0;
     for (uint32_t c = 0; c < t->columns; c++) {
         uint64_t stamp = cell_at(t, i, c)->stamp;
@@ -195,10 +261,33 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
         t->lists[column].resident += got;
         t->lists[column].shielded += x->protect ? got : 0;
         if (!before) {
-            cell_at(t, x->parent, column)->kids++;
-            k->stamp =
-                newest_stamp(t, i); /* a copy is as recently used as what it was copied from */
+            rdx_kids_add(t, x->parent, column, true);
+            k->stamp = rdx_newest_stamp(t, i);
         }
+        if (t->mixed) {
+            rdx_review(t, i);
+        }
+    }
+    return got;
+}
+
+/* The same for a column where entries have their places; i goes on as the lower part of splits. */
+static uint32_t attach_placed(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first,
+                              uint32_t n, const int32_t *slots, int32_t *canonical,
+                              uint32_t *duplicates) {
+    uint32_t got = 0;
+    for (uint32_t i = end; rdx_end_of(t, i) > first;) {
+        const node *x = node_at(t, i);
+        uint32_t parent = x->parent;
+        uint32_t lo = x->start > first ? x->start : first;
+        uint32_t hi = x->start + x->len < first + n ? x->start + x->len : first + n;
+        if (lo < hi) {
+            got += rdx_attach_blocks(t, i, column, lo, hi, slots + (lo - first), duplicates);
+        }
+        i = parent;
+    }
+    if (canonical) {
+        rdx_read_slots(t, end, column, first, n, canonical);
     }
     return got;
 }
@@ -206,6 +295,9 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
 uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first, uint32_t n,
                          const int32_t *slots, int32_t *canonical, uint32_t *duplicates) {
     uint32_t got = 0;
+    if (t->placed >> column & 1) {
+        return attach_placed(t, end, column, first, n, slots, canonical, duplicates);
+    }
     for (uint32_t i = end; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
         const node *x = node_at(t, i);
         uint32_t lo = x->start > first ? x->start : first;
@@ -240,29 +332,25 @@ int rdx_slots_attach(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first
     if (pages < (uint64_t)first + n) {
         return RDX_ESTALE;
     }
+    int status = rdx_make_room(t, rdx_splits_of(t, i, column, first, n, slots));
+    if (status != RDX_OK) {
+        return status;
+    }
     uint32_t twice = 0;
     *attached = rdx_attach_path(t, i, column, first, n, slots, canonical, &twice);
     if (*attached) {
         rdx_list_leaves(t, i, column, first);
     }
     if (touch) {
+        rdx_resolve(t, at, &i, &pages); /* it may lie above a split now */
         rdx_use_path(t, i, pages);
     }
     return RDX_OK;
 }
 
 /* ---------------------------------------------------------------- reading a path */
-int rdx_slots_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
-                  int32_t *out) {
-    uint32_t i;
-    uint32_t pages;
-    rdx_resolve(t, at, &i, &pages);
-    if (i == NIL || pages < (uint64_t)first + n) {
-        return RDX_ESTALE;
-    }
-    if (column >= t->columns) {
-        return RDX_EARG;
-    }
+void rdx_read_slots(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t first, uint32_t n,
+                    int32_t *out) {
     for (; n && !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
         const node *x = node_at(t, i);
         const cell *k = cell_at(t, i, column);
@@ -277,6 +365,20 @@ int rdx_slots_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t fi
             break;
         }
     }
+}
+
+int rdx_slots_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
+                  int32_t *out) {
+    uint32_t i;
+    uint32_t pages;
+    rdx_resolve(t, at, &i, &pages);
+    if (i == NIL || pages < (uint64_t)first + n) {
+        return RDX_ESTALE;
+    }
+    if (column >= t->columns) {
+        return RDX_EARG;
+    }
+    rdx_read_slots(t, i, column, first, n, out);
     return RDX_OK;
 }
 
@@ -316,14 +418,27 @@ int rdx_pages_get(const rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t n, 
 }
 
 /* ---------------------------------------------------------------- dropping one block */
+void rdx_cell_empty(rdx_tree *t, uint32_t i, uint32_t column) {
+    cell *k = cell_at(t, i, column);
+    uint32_t parent = node_at(t, i)->parent;
+    k->lo = k->hi = 0;
+    rdx_kids_add(t, parent, column, false);
+    if (!is_sparse(t, column)) {
+        rdx_list_inherit(t, i, column);
+    }
+    rdx_list_remove(t, i, column);
+    k->stamp = 0;
+}
+
 int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
     node *x = node_at(t, i);
     cell *k = cell_at(t, i, column);
     uint32_t at = page - x->start;
-    if (at < k->lo || at >= k->hi) {
+    if (at < k->lo || at >= k->hi || slots_at(t, x, column)[at] == RDX_NO_SLOT) {
         return RDX_NO_SLOT;
     }
-    if (at != k->lo && at != k->hi - 1) {
+    uint32_t begin = rdx_block_begin(rule_of(t, column), at);
+    if (begin > k->lo && at != k->hi - 1) {
         i = rdx_split(t, i, at + 1); /* the page is the last of the upper part now */
         x = node_at(t, i);
         k = cell_at(t, i, column);
@@ -331,18 +446,18 @@ int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
     int32_t slot = slots_at(t, x, column)[at];
     slots_at(t, x, column)[at] = RDX_NO_SLOT;
     if (at == k->hi - 1) {
-        k->hi--;
+        k->hi = begin;
     } else {
-        k->lo++;
+        k->lo = at + 1;
     }
+    bool pinned = is_sparse(t, column) ? pins_at(t, x, t->group_of[column])[at] != 0 : x->protect;
     t->lists[column].resident--;
-    t->lists[column].shielded -= x->protect ? 1 : 0;
-    if (k->hi == k->lo) {
-        k->lo = k->hi = 0;
-        cell_at(t, x->parent, column)->kids--;
-        rdx_list_inherit(t, i, column);
-        rdx_list_remove(t, i, column);
-        k->stamp = 0;
+    t->lists[column].shielded -= pinned;
+    if (k->hi <= k->lo) {
+        rdx_cell_empty(t, i, column);
+    }
+    if (t->mixed) {
+        rdx_review(t, i);
     }
     return slot;
 }
@@ -370,63 +485,12 @@ int rdx_slots_drop(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t page, i
     return RDX_OK;
 }
 
-int rdx_slots_drop_span(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first, uint32_t n,
-                        int32_t *slots) {
-    uint32_t i;
-    uint32_t pages;
-    rdx_resolve(t, at, &i, &pages);
-    if (i == NIL || pages < (uint64_t)first + n) {
-        return RDX_ESTALE;
-    }
-    if (column >= t->columns || !is_sparse(t, column)) {
-        return RDX_EARG;
-    }
-    memset(slots, 0xff, (size_t)n * 4);
-    return RDX_OK;
-}
-
-/* The pages of a path that have an entry, the last first. */
-int rdx_entries_get(const rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first,
-                    uint32_t *out, uint32_t max, uint32_t *n) {
-    uint32_t i;
-    uint32_t pages;
-    *n = 0;
-    rdx_resolve(t, at, &i, &pages);
-    if (i == NIL) {
-        return RDX_ESTALE;
-    }
-    if (column >= t->columns) {
-        return RDX_EARG;
-    }
-    uint32_t b = rule_of(t, column)->block_pages;
-    for (uint32_t round = 0, total = 0; round < 2; round++, total = *n) {
-        uint32_t left = total;
-        uint32_t x = i;
-        for (; !(node_at(t, x)->flags & NODE_ROOT); x = node_at(t, x)->parent) {
-            const node *y = node_at(t, x);
-            const cell *k = cell_at(t, x, column);
-            uint32_t lo = y->start + k->lo > first ? y->start + k->lo : first;
-            uint32_t hi = y->start + k->hi < pages ? y->start + k->hi : pages;
-            for (uint32_t end = rdx_round_down(hi, b); end > lo; end -= b) {
-                if (round == 0) {
-                    ++*n;
-                } else if (--left < max) {
-                    out[left] = end - 1;
-                }
-            }
-            if (y->start <= first) {
-                break;
-            }
-        }
-    }
-    return RDX_OK;
-}
-
 void rdx_column_get_stats(const rdx_tree *t, uint32_t column, rdx_column_stats *out) {
     *out = (rdx_column_stats){0};
     if (column < t->columns) {
         const order_list *l = &t->lists[column];
-        *out = (rdx_column_stats){l->resident, l->shielded, l->listed};
+        uint64_t listed = l->listed + t->lists[t->columns + column].listed;
+        *out = (rdx_column_stats){l->resident, l->shielded, listed};
     }
 }
 

@@ -53,8 +53,15 @@ static bool grows(const rdx_tree *t, uint32_t i, uint32_t pages, const lease_slo
     }
     for (uint32_t c = 0; c < ncolumns; c++) {
         const cell *k = cell_at(t, i, columns[c]);
-        if (k->hi != k->lo && k->hi != x->len) {
+        uint32_t b = rdx_width(rule_of(t, columns[c]));
+        if (!is_sparse(t, columns[c]) && k->hi != k->lo &&
+            x->start + k->hi != rdx_round_down(x->start + x->len, b)) {
             return false;
+        }
+    }
+    for (uint32_t c = 0; t->mixed && c < t->columns; c++) {
+        if (rule_of(t, c)->rule == RDX_RULE_STATE && cell_at(t, i, c)->hi) {
+            return false; /* a snapshot stands at the end of its node */
         }
     }
     return true;
@@ -85,6 +92,9 @@ static void fill_pages(rdx_tree *t, const node *x, uint32_t at, const uint8_t *r
     memcpy(pages_at(t, x) + (size_t)at * t->page_bytes, run, (size_t)n * t->page_bytes);
     if (t->key_bytes) {
         rdx_keys_chain(parent_key, run, n, t->page_bytes, keys_at(t, x) + (size_t)at * 16);
+    }
+    for (uint32_t row = t->columns; row < t->rows; row++) {
+        memset(slots_at(t, x, row) + at, 0, (size_t)n * 4); /* page pins */
     }
 }
 
@@ -118,8 +128,8 @@ static void append_in_place(rdx_tree *t, uint32_t i, const uint8_t *run, uint32_
     x->buf->live += n;
     fill_pages(t, x, at, run, n, parent_key);
     t->live_pages += n;
-    if (t->observer.append) {
-        t->observer.append(t->observer.self, i, n);
+    if (t->observer.resize) {
+        t->observer.resize(t->observer.self, i);
     }
 }
 
@@ -138,9 +148,6 @@ uint32_t rdx_child_append(rdx_tree *t, uint32_t parent, const uint8_t *run, uint
     fill_pages(t, x, 0, run, n, t->key_bytes ? end_key(t, parent) : NULL);
     rdx_table_add(t, i);
     t->live_pages += n;
-    if (t->observer.append) {
-        t->observer.append(t->observer.self, i, n);
-    }
     return i;
 }
 
@@ -165,7 +172,8 @@ typedef struct plan {
 } plan;
 
 static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_t n,
-                       const uint32_t *columns, uint32_t ncolumns, uint64_t lease, plan *p) {
+                       const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
+                       uint64_t lease, plan *p) {
     *p = (plan){.lease = lease ? rdx_lease_of(t, lease) : NULL};
     if (lease && !p->lease) {
         return RDX_ELEASE;
@@ -189,11 +197,15 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
     if (t->check_ids && !ids_in_range(run, (size_t)n * (t->page_bytes / 4))) {
         return RDX_ETOKEN;
     }
-    int status = rdx_make_room(t, 2);
+    p->w = follow(t, i, p->depth, run, n);
+    uint64_t more = 2;
+    for (uint32_t c = 0; c < ncolumns && t->sparse; c++) {
+        more += 1 + rdx_splits_of(t, p->w.node, columns[c], p->depth, n, slots + (size_t)c * n);
+    }
+    int status = more < NIL / 2 ? rdx_make_room(t, (uint32_t)more) : RDX_ENOMEM;
     if (status != RDX_OK) {
         return status;
     }
-    p->w = follow(t, i, p->depth, run, n);
     p->fresh = n - p->w.existing;
     if (!p->fresh) {
         return RDX_OK;
@@ -210,19 +222,26 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
                     const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
                     int32_t *canonical, uint64_t lease, rdx_insert *out) {
     plan p;
-    int status = plan_insert(t, from, pages, n, columns, ncolumns, lease, &p);
+    int status = plan_insert(t, from, pages, n, columns, ncolumns, slots, lease, &p);
     if (status != RDX_OK) {
         return status;
     }
     /* from here on nothing fails */
     const uint8_t *fresh = (const uint8_t *)pages + (size_t)p.w.existing * t->page_bytes;
     uint32_t end = p.w.node;
+    if (p.lease) {
+        rdx_pins_off(t, p.lease, p.lease->node); /* its end may grow */
+    }
     if (p.in_place) {
         append_in_place(t, end, fresh, p.fresh, p.room);
     } else if (p.fresh) {
         end = rdx_child_append(t, rdx_end_node(t, end, p.w.pages), fresh, p.fresh, p.room);
     } else {
         end = rdx_end_node(t, end, p.w.pages);
+    }
+    if (p.lease) {
+        p.lease->first = RDX_BY_RULE;
+        rdx_pins_put(t, p.lease, end);
     }
     uint32_t attached = 0;
     uint32_t duplicates = 0;
@@ -244,7 +263,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
                         .attached = attached,
                         .duplicates = duplicates};
     if (p.lease) {
-        rdx_lease_to(t, p.lease, end);
+        rdx_lease_path_to(t, p.lease, end);
     }
     t->clock++;
     rdx_stamp_path(t, end);

@@ -1,5 +1,7 @@
-/* order.c: what goes first. One list for each column; a node stands in it only when it was leased
- * or inserted directly, or became a leaf. Keeps I16-I18.
+/* order.c: what goes first. Two lists for each column, of what is dead (dead.c) and of the rest,
+ * in the order of last use. In a full column a node stands in one only when it was leased or
+ * inserted directly, or became a leaf; in another, as long as its first block is not pinned, so
+ * that no tombstone hides a victim. Keeps I16-I18, I20.
  *
  *     head (oldest)                                    tail (newest)
  *       A ----------- B ----------- C ----------- D        stamps ascend, equal ones allowed
@@ -10,12 +12,18 @@
  */
 #include "tree.h"
 
-static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t prev, uint32_t next) {
-    order_list *l = &t->lists[column];
+/* The list where node i belongs. */
+static uint32_t list_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return t->mixed && rdx_is_dead(t, i, column) ? t->columns + column : column;
+}
+
+static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, uint32_t prev,
+                         uint32_t next) {
+    order_list *l = &t->lists[which];
     cell *c = cell_at(t, i, column);
     c->prev = prev;
     c->next = next;
-    c->listed = 1;
+    c->listed = which == column ? LISTED_LIVE : LISTED_DEAD;
     if (prev == NIL) {
         l->head = i;
     } else {
@@ -30,11 +38,11 @@ static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t prev
 }
 
 void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
-    order_list *l = &t->lists[column];
     cell *c = cell_at(t, i, column);
     if (!c->listed) {
         return;
     }
+    order_list *l = &t->lists[c->listed == LISTED_DEAD ? t->columns + column : column];
     if (c->prev == NIL) {
         l->head = c->next;
     } else {
@@ -52,22 +60,37 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
 void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     rdx_list_remove(t, i, column);
     cell_at(t, i, column)->stamp = stamp;
-    link_between(t, i, column, t->lists[column].tail, NIL);
+    uint32_t which = list_of(t, i, column);
+    link_between(t, i, column, which, t->lists[which].tail, NIL);
 }
 
 void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp) {
+    uint32_t which = list_of(t, i, column);
+    if (before != NIL && (cell_at(t, before, column)->listed == LISTED_DEAD) != (which != column)) {
+        rdx_list_sorted(t, i, column, stamp); /* the other list */
+        return;
+    }
     rdx_list_remove(t, i, column);
     cell_at(t, i, column)->stamp = stamp;
-    uint32_t next = before == NIL ? t->lists[column].head : cell_at(t, before, column)->next;
-    link_between(t, i, column, before, next);
+    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
+    link_between(t, i, column, which, before, next);
+}
+
+/* Whether node a goes later than one with this stamp that begins at page `start`. */
+static bool is_newer(const rdx_tree *t, uint32_t a, uint32_t column, uint64_t stamp,
+                     uint32_t start) {
+    uint64_t own = cell_at(t, a, column)->stamp;
+    return own > stamp || (own == stamp && is_sparse(t, column) && node_at(t, a)->start > start);
 }
 
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     rdx_list_remove(t, i, column);
-    uint32_t before = t->lists[column].tail;
-    uint32_t after = t->lists[column].head;
-    while (before != NIL && cell_at(t, before, column)->stamp > stamp) {
-        if (cell_at(t, after, column)->stamp > stamp) {
+    uint32_t which = list_of(t, i, column);
+    uint32_t start = node_at(t, i)->start;
+    uint32_t before = t->lists[which].tail;
+    uint32_t after = t->lists[which].head;
+    while (before != NIL && is_newer(t, before, column, stamp, start)) {
+        if (is_newer(t, after, column, stamp, start)) {
             before = cell_at(t, after, column)->prev;
             break;
         }
@@ -77,8 +100,27 @@ void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     rdx_list_after(t, i, column, before, stamp);
 }
 
+void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp) {
+    rdx_list_remove(t, i, column);
+    uint32_t which = list_of(t, i, column);
+    uint32_t start = node_at(t, i)->start;
+    uint32_t listed = which == column ? LISTED_LIVE : LISTED_DEAD;
+    if (next == NIL || cell_at(t, next, column)->listed != listed) {
+        rdx_list_sorted(t, i, column, stamp);
+        return;
+    }
+    uint32_t prev = cell_at(t, next, column)->prev;
+    bool above = prev == NIL || !is_newer(t, prev, column, stamp, start);
+    if (!above || !is_newer(t, next, column, stamp, start)) {
+        rdx_list_sorted(t, i, column, stamp);
+        return;
+    }
+    cell_at(t, i, column)->stamp = stamp;
+    link_between(t, i, column, which, prev, next);
+}
+
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
-    uint32_t head = t->lists[column].head;
+    uint32_t head = t->lists[list_of(t, i, column)].head;
     uint64_t stamp = head == NIL ? t->clock : cell_at(t, head, column)->stamp;
     rdx_list_after(t, i, column, NIL, stamp);
 }
@@ -86,6 +128,9 @@ void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column) {
     uint32_t p = node_at(t, x)->parent;
     const cell *c = cell_at(t, x, column);
+    while (!(node_at(t, p)->flags & NODE_ROOT) && rdx_passes(node_at(t, p), rule_of(t, column))) {
+        p = node_at(t, p)->parent;
+    }
     cell *k = cell_at(t, p, column);
     if (k->hi == k->lo) {
         return; /* a hole, or a root */
@@ -96,7 +141,8 @@ void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column) {
     }
     /* A parent with other children needs the stamp only if they may be older: not while x, the
      * oldest of all, is at the head. */
-    bool needs = k->listed ? k->stamp < c->stamp : k->kids == 0 || c->prev != NIL;
+    bool oldest = c->prev == NIL && c->listed != LISTED_DEAD;
+    bool needs = k->listed ? k->stamp < c->stamp : k->kids == 0 || !oldest;
     if (c->listed && needs) {
         rdx_list_after(t, p, column, x, c->stamp);
     } else if (!k->listed && k->kids == 0) {
@@ -105,6 +151,9 @@ void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column) {
 }
 
 void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first) {
+    if (is_sparse(t, column)) {
+        return; /* settled where it changed */
+    }
     for (; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
         const cell *k = cell_at(t, i, column);
         if (!node_at(t, i)->protect && k->hi != k->lo && k->kids == 0 && !k->listed) {
@@ -117,8 +166,35 @@ void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first) {
     }
 }
 
+/* The blocks of a group that is not full which a hit at the end of node i needs were used now. */
+static void stamp_window(rdx_tree *t, uint32_t i, uint32_t g) {
+    uint32_t next[RDX_MAX_TIERS];
+    uint32_t from = rdx_first_entry(t, &t->rules[g], rdx_end_of(t, i));
+    memset(next, 0xff, sizeof next);
+    for (; rdx_end_of(t, i) > from; i = node_at(t, i)->parent) {
+        for (uint32_t tier = 0; tier < t->tiers; tier++) {
+            uint32_t c = g * t->tiers + tier;
+            cell *k = cell_at(t, i, c);
+            if (k->hi == k->lo) {
+                continue;
+            }
+            if (!k->listed) {
+                k->stamp = t->clock; /* listed when the last pin goes */
+                continue;
+            }
+            rdx_list_before(t, i, c, next[tier], t->clock);
+            next[tier] = i;
+        }
+    }
+}
+
 void rdx_stamp_path(rdx_tree *t, uint32_t i) {
-    uint64_t open = t->columns == 64 ? UINT64_MAX : (1ull << t->columns) - 1;
+    for (uint32_t g = 0; t->mixed && g < t->groups; g++) {
+        if (t->pin_row[g]) {
+            stamp_window(t, i, g);
+        }
+    }
+    uint64_t open = (t->columns == 64 ? UINT64_MAX : (1ull << t->columns) - 1) & ~t->sparse;
     while (open && !(node_at(t, i)->flags & NODE_ROOT)) {
         for (uint32_t c = 0; c < t->columns; c++) {
             const cell *k = cell_at(t, i, c);
@@ -152,12 +228,15 @@ int rdx_touch(rdx_tree *t, rdx_cursor at) {
     return RDX_OK;
 }
 
-/* The oldest leaf. Inner nodes at the head are unlinked: their leaves are newer, and hand their
- * stamps on. */
-static uint32_t next_leaf(rdx_tree *t, uint32_t column) {
+/* The next victim: what is dead, else the oldest leaf. Inner nodes at the head are unlinked: their
+ * leaves are newer, and hand their stamps on. */
+static uint32_t next_victim(rdx_tree *t, uint32_t column) {
+    if (t->lists[t->columns + column].head != NIL) {
+        return t->lists[t->columns + column].head;
+    }
     for (;;) {
         uint32_t i = t->lists[column].head;
-        if (i == NIL || cell_at(t, i, column)->kids == 0) {
+        if (i == NIL || is_sparse(t, column) || cell_at(t, i, column)->kids == 0) {
             return i;
         }
         rdx_list_remove(t, i, column);
@@ -165,32 +244,65 @@ static uint32_t next_leaf(rdx_tree *t, uint32_t column) {
     }
 }
 
-/* Takes up to n blocks from the end of leaf i; the caller trims. */
+static void give(const rdx_tree *t, const node *x, uint32_t column, uint32_t at, int32_t *slot,
+                 uint8_t *id) {
+    *slot = slots_at(t, x, column)[at];
+    if (id) {
+        uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
+        const uint8_t *ids = t->key_bytes ? keys_at(t, x) : pages_at(t, x);
+        memcpy(id, ids + (size_t)at * width, width);
+    }
+}
+
+/* Takes up to n blocks from the front of node i, as far as no page is pinned. */
+static uint32_t take_front(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32_t *slots,
+                           uint8_t *ids, uint32_t width) {
+    const node *x = node_at(t, i);
+    cell *c = cell_at(t, i, column);
+    uint32_t b = rdx_width(rule_of(t, column));
+    const uint32_t *pins = pins_at(t, x, t->group_of[column]);
+    uint32_t taken = 0;
+    for (uint32_t at = rdx_first_block(t, i, column); taken < n && c->lo < c->hi; at += b) {
+        if (pins[at]) {
+            break;
+        }
+        give(t, x, column, at, slots + taken, ids ? ids + (size_t)taken * width : NULL);
+        taken++;
+        c->lo = at + 1;
+    }
+    return taken;
+}
+
+/* Takes up to n blocks from the end of leaf i. */
+static uint32_t take_end(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32_t *slots,
+                         uint8_t *ids, uint32_t width) {
+    const node *x = node_at(t, i);
+    cell *c = cell_at(t, i, column);
+    const rdx_group *g = rule_of(t, column);
+    uint32_t taken = 0;
+    for (; taken < n && c->lo < c->hi; taken++) {
+        uint32_t at = c->hi - 1;
+        give(t, x, column, at, slots + taken, ids ? ids + (size_t)taken * width : NULL);
+        uint32_t begin = rdx_block_begin(g, at);
+        c->hi = begin > c->lo ? begin : c->lo;
+    }
+    return taken;
+}
+
+/* Takes up to n blocks of node i; the caller trims. */
 static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32_t *slots,
                      uint8_t *ids) {
-    node *x = node_at(t, i);
-    cell *c = cell_at(t, i, column);
-    uint32_t k = c->hi - c->lo < n ? c->hi - c->lo : n;
-    const int32_t *s = slots_at(t, x, column);
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
-    const uint8_t *id = t->key_bytes ? keys_at(t, x) : pages_at(t, x);
-    for (uint32_t j = 0; j < k; j++) {
-        uint32_t at = c->hi - 1 - j;
-        slots[j] = s[at];
-        if (ids) {
-            memcpy(ids + (size_t)j * width, id + (size_t)at * width, width);
-        }
+    uint32_t taken = is_sparse(t, column) ? take_front(t, i, column, n, slots, ids, width)
+                                          : take_end(t, i, column, n, slots, ids, width);
+    t->lists[column].resident -= taken;
+    if (cell_at(t, i, column)->hi == cell_at(t, i, column)->lo) {
+        rdx_cell_empty(t, i, column);
     }
-    c->hi -= k;
-    t->lists[column].resident -= k;
-    if (c->hi == c->lo) {
-        c->lo = c->hi = 0;
-        cell_at(t, x->parent, column)->kids--;
-        rdx_list_inherit(t, i, column);
-        rdx_list_remove(t, i, column);
-        c->stamp = 0;
+    if (t->mixed) {
+        rdx_review(t, i);
     }
-    return k;
+    return taken;
 }
 
 int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots, uint8_t *ids,
@@ -201,8 +313,9 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *
     }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (*freed < n) {
-        uint32_t i = next_leaf(t, column);
-        if (i == NIL || cell_at(t, i, column)->stamp > upto) {
+        uint32_t i = next_victim(t, column);
+        const cell *c = i == NIL ? NULL : cell_at(t, i, column);
+        if (!c || (c->listed == LISTED_LIVE && c->stamp > upto)) {
             break;
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,
@@ -210,6 +323,16 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *
         rdx_trim(t, i);
     }
     return RDX_OK;
+}
+
+static int forget_sparse(rdx_tree *t, uint32_t i, uint32_t pages, uint32_t first, uint32_t column,
+                         int32_t *slots, uint8_t *ids, uint32_t *freed) {
+    int status = first < pages ? rdx_make_room(t, 1) : RDX_OK;
+    if (status == RDX_OK && first < pages) {
+        *freed = rdx_drop_span(t, i, column, first, pages - first, slots, ids);
+        rdx_trim(t, i);
+    }
+    return status;
 }
 
 int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int32_t *slots,
@@ -224,6 +347,9 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
     if (column >= t->columns) {
         return RDX_EARG;
     }
+    if (is_sparse(t, column)) {
+        return forget_sparse(t, i, pages, first, column, slots, ids, freed);
+    }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (!(node_at(t, i)->flags & NODE_ROOT) && node_at(t, i)->protect == 0) {
         const node *x = node_at(t, i);
@@ -232,7 +358,7 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
         if (c->kids || keep >= x->len || x->start + x->len > pages) {
             break;
         }
-        uint32_t go = c->hi > keep && c->lo < c->hi ? c->hi - (keep > c->lo ? keep : c->lo) : 0;
+        uint32_t go = rdx_entries(x, rule_of(t, column), keep > c->lo ? keep : c->lo, c->hi);
         if (go) {
             *freed +=
                 take(t, i, column, go, slots + *freed, ids ? ids + (size_t)*freed * width : NULL);
@@ -248,8 +374,11 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
 }
 
 uint64_t rdx_evict_peek(rdx_tree *t, uint32_t column) {
-    uint32_t i = column < t->columns ? next_leaf(t, column) : NIL;
-    return i == NIL ? UINT64_MAX : cell_at(t, i, column)->stamp;
+    uint32_t i = column < t->columns ? next_victim(t, column) : NIL;
+    if (i == NIL) {
+        return UINT64_MAX;
+    }
+    return cell_at(t, i, column)->listed == LISTED_DEAD ? 0 : cell_at(t, i, column)->stamp;
 }
 
 int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_t max,
@@ -258,9 +387,11 @@ int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_
     if (column >= t->columns) {
         return RDX_EARG;
     }
-    for (uint32_t i = t->lists[column].head; i != NIL && *n < max;
-         i = cell_at(t, i, column)->next) {
-        out[(*n)++] = handle_of(t, i);
+    for (uint32_t dead = 2; dead-- > 0;) {
+        uint32_t i = t->lists[column + (dead ? t->columns : 0)].head;
+        for (; i != NIL && *n < max; i = cell_at(t, i, column)->next) {
+            out[(*n)++] = handle_of(t, i);
+        }
     }
     return RDX_OK;
 }

@@ -53,12 +53,15 @@ int rdx_rules_new(rdx_tree *t, const rdx_group *groups) {
         t->rules[g] = *rule;
         if (rule->rule != RDX_RULE_FULL && rule->rule != RDX_RULE_SCRATCH) {
             t->pin_row[g] = t->rows++;
+            t->mixed = true;
         }
         t->plain = t->plain && rule->rule == RDX_RULE_FULL && rule->block_pages == 1 &&
                    rule->lookahead_pages == 0 && rule->lookup;
         for (uint32_t c = g * t->tiers; c < (g + 1) * t->tiers; c++) {
             t->group_of[c] = (uint8_t)g;
+            bool everywhere = rule->block_pages == 1 && rule->lookahead_pages == 0;
             t->sparse |= rule->rule == RDX_RULE_FULL ? 0 : 1ull << c;
+            t->placed |= rule->rule == RDX_RULE_FULL && everywhere ? 0 : 1ull << c;
         }
     }
     return RDX_OK;

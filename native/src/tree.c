@@ -373,6 +373,9 @@ void rdx_trim(rdx_tree *t, uint32_t i) {
         x->buf->live -= gone;
         t->live_pages -= gone;
         buffer_compact(t, i);
+        if (t->observer.resize) {
+            t->observer.resize(t->observer.self, i);
+        }
         return;
     }
 }
@@ -596,6 +599,7 @@ uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first) {
     t->leases[slot].node = i;
     t->leases[slot].mask = mask;
     t->leases[slot].first = first;
+    rdx_pins_put(t, &t->leases[slot], i);
     t->live_leases++;
     return (uint64_t)t->leases[slot].gen << 32 | slot;
 }
@@ -638,35 +642,27 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t mask, uint32_t first, ui
     return RDX_OK;
 }
 
-int rdx_lease_narrow(rdx_tree *t, uint64_t lease, uint64_t mask) {
-    lease_slot *l = rdx_lease_of(t, lease);
-    if (!l) {
-        return RDX_ELEASE;
-    }
-    l->mask &= mask;
-    return RDX_OK;
-}
-
 int rdx_lease_release(rdx_tree *t, uint64_t lease, int stamp) {
     lease_slot *l = rdx_lease_of(t, lease);
     if (!l) {
         return RDX_ELEASE;
     }
     uint32_t i = l->node;
+    if (stamp) {
+        t->clock++;
+        rdx_stamp_path(t, i);
+    }
+    rdx_pins_off(t, l, i);
     l->node = NIL;
     l->gen = l->gen == UINT32_MAX ? 1 : l->gen + 1;
     l->next_free = t->lease_free;
     t->lease_free = (uint32_t)lease;
     t->live_leases--;
-    if (stamp) {
-        t->clock++;
-        rdx_stamp_path(t, i);
-    }
     rdx_unpin(t, i);
     return RDX_OK;
 }
 
-void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to) {
+void rdx_lease_path_to(rdx_tree *t, lease_slot *l, uint32_t to) {
     uint32_t old = l->node;
     if (old == to) {
         return;

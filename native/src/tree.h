@@ -55,7 +55,7 @@ typedef struct rdx_observer {
     void *self;
     int (*reserve)(void *self, uint32_t nodes); /* room for node indices < nodes */
     void (*split)(void *self, uint32_t upper, uint32_t lower, uint32_t at);
-    void (*append)(void *self, uint32_t node, uint32_t pages);
+    void (*resize)(void *self, uint32_t node); /* its edge became longer or shorter */
     void (*remove)(void *self, uint32_t node);
     void (*protect)(void *self, uint32_t node, int shield);
     uint32_t (*held)(void *self, uint32_t node); /* pages of the edge that something still needs */
@@ -69,22 +69,26 @@ typedef struct lease_slot {
     uint64_t mask;  /* groups with page pins */
 } lease_slot;
 
-/* State of one node in one column. */
+/* State of one node in one column. Where a block has several pages, hi lies right behind the end
+ * of one, lo before the beginning of one or, where it begins further up, at 0; of the pages
+ * between, those that end no block have RDX_NO_SLOT. */
 typedef struct cell {
     uint32_t lo;
     uint32_t hi;
     uint32_t prev;
     uint32_t next;
-    uint32_t kids; /* children with data in this column */
-    uint32_t listed;
+    uint32_t kids;   /* children that bear data in this column (rdx_bears) */
+    uint32_t listed; /* 0, LISTED_LIVE or LISTED_DEAD */
     uint64_t stamp;
 } cell;
+#define LISTED_LIVE 1
+#define LISTED_DEAD 2
 
 typedef struct order_list {
     uint32_t head;
     uint32_t tail;
     uint64_t resident;
-    uint64_t shielded; /* resident blocks on protected nodes */
+    uint64_t shielded; /* resident blocks on protected nodes; not full: on pinned pages */
     uint64_t listed;
     uint64_t below; /* the newest stamp below, while a release walks upwards */
 } order_list;
@@ -104,7 +108,9 @@ struct rdx_tree {
     uint32_t pin_row[RDX_MAX_COLUMNS]; /* of a group: its row of page pins behind the columns */
     uint32_t rows;                     /* columns and page pins */
     uint64_t sparse;                   /* columns of groups that are not full */
-    bool plain;                        /* every group is full, a page a block, and limits a hit */
+    uint64_t placed; /* columns where blocks are longer than a page, or do not stand everywhere */
+    bool plain;      /* every group is full, a page a block, and limits a hit */
+    bool mixed; /* some group is neither full nor scratch: pages are pinned, data can be dead */
     /* nodes */
     node *nodes;
     uint32_t node_cap;
@@ -139,7 +145,7 @@ struct rdx_tree {
     /* columns and order */
     cell *cells; /* [node * columns + column] */
     uint32_t cell_nodes;
-    order_list *lists;
+    order_list *lists; /* [column] what a hit may need, [columns + column] what is dead */
     uint64_t clock;
 };
 
@@ -195,17 +201,26 @@ static inline const rdx_group *rule_of(const rdx_tree *t, uint32_t column) {
 static inline uint32_t rdx_round_down(uint32_t pages, uint32_t b) {
     return b == 1 ? pages : pages / b * b;
 }
-/* Blocks that end in pages (from, to], counted from the root. */
-static inline uint32_t rdx_blocks(uint32_t from, uint32_t to, uint32_t b) {
-    return b == 1 ? to - from : to / b - from / b;
+/* Pages of an interval that go with one entry. */
+static inline uint32_t rdx_width(const rdx_group *g) {
+    return g->rule == RDX_RULE_STATE ? 1 : g->block_pages;
 }
-/* Entries of [lo, hi) of node x. */
+/* Entries of [lo, hi) of node x, which lie within its interval. */
 static inline uint32_t rdx_entries(const node *x, const rdx_group *g, uint32_t lo, uint32_t hi) {
-    return lo < hi ? rdx_blocks(x->start + lo, x->start + hi, g->block_pages) : 0;
+    uint32_t b = rdx_width(g);
+    return lo >= hi ? 0 : b == 1 ? hi - lo : (x->start + hi) / b - (x->start + lo) / b;
 }
-/* Whether an entry may stand at page p. */
-static inline bool rdx_entry_may_stand(const rdx_group *g, uint32_t p) {
-    return p + 1 > g->lookahead_pages && (p + 1 - g->lookahead_pages) % g->block_pages == 0;
+/* Where the block that ends with page `at` of node x begins in it. */
+static inline uint32_t rdx_block_begin(const rdx_group *g, uint32_t at) {
+    uint32_t b = rdx_width(g);
+    return at + 1 > b ? at + 1 - b : 0;
+}
+/* The first page >= p where an entry may stand; they stand block_pages apart. */
+static inline uint32_t rdx_entry_from(const rdx_group *g, uint32_t p) {
+    if (p < g->lookahead_pages) {
+        return g->lookahead_pages;
+    }
+    return g->block_pages == 1 ? p : (p + g->block_pages) / g->block_pages * g->block_pages - 1;
 }
 /* The first page whose block a hit of k pages needs, rounded down to a whole block; k: none. */
 uint32_t rdx_first_page(const rdx_tree *t, const rdx_group *g, uint32_t k);
@@ -249,7 +264,10 @@ int rdx_lease_room(rdx_tree *t, uint32_t more);
 /* A new lease on the path that ends with node i. */
 uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first);
 lease_slot *rdx_lease_of(const rdx_tree *t, uint64_t lease);
+/* Moves what the lease pins, pages by rule; the new end first. */
 void rdx_lease_to(rdx_tree *t, lease_slot *l, uint32_t to);
+/* The same without the pages. */
+void rdx_lease_path_to(rdx_tree *t, lease_slot *l, uint32_t to);
 /* Makes `pages` the end of a node: splits where it lies inside an edge. Needs room for a node. */
 uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages);
 const uint8_t *rdx_root_key(const rdx_tree *t, uint32_t root);
@@ -271,6 +289,57 @@ uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t fi
 /* Takes one page of node i out of a column; splits where a second interval would be needed (room
  * for one node). Does not trim. */
 int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page);
+/* The slots of pages [first, first+n) of the path that ends in node i. */
+void rdx_read_slots(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t first, uint32_t n,
+                    int32_t *out);
+/* Whether no block can end in node x: what lies below stands on what lies above. */
+static inline bool rdx_passes(const node *x, const rdx_group *g) {
+    uint32_t b = rdx_width(g);
+    return b > 1 && (x->start + x->len) / b == x->start / b;
+}
+/* Whether node i has data in the column, or passes on what stands below. */
+static inline bool rdx_bears(const rdx_tree *t, uint32_t i, uint32_t column) {
+    const cell *k = cell_at(t, i, column);
+    return k->hi != k->lo || (k->kids && rdx_passes(node_at(t, i), rule_of(t, column)));
+}
+/* Node i has got, or lost, a child that bears data. */
+void rdx_kids_add(rdx_tree *t, uint32_t i, uint32_t column, bool more);
+/* The newest stamp of node i in any column: a copy is as recently used as what it is a copy of. */
+uint64_t rdx_newest_stamp(const rdx_tree *t, uint32_t i);
+/* Node i has no data in the column any more. */
+void rdx_cell_empty(rdx_tree *t, uint32_t i, uint32_t column);
+
+/* ---- blocks.c: columns where an entry does not stand at each page */
+/* The most splits that attaching a row to pages [first, first+n) can need; its span on the path
+ * that ends in node i. */
+uint32_t rdx_splits_of(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t first, uint32_t n,
+                       const int32_t *slots);
+/* rdx_attach_path for one node and pages [lo, hi) from the root. */
+uint32_t rdx_attach_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t lo, uint32_t hi,
+                           const int32_t *slots, uint32_t *duplicates);
+/* Takes what is not pinned in pages [first, first+n) of the path that ends in node i, the last
+ * first: packed, with ids unless NULL; or by page where ids is BY_PAGE. Needs room for a node.
+ * Does not trim. */
+#define BY_PAGE ((uint8_t *)1)
+uint32_t rdx_drop_span(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first, uint32_t n,
+                       int32_t *slots, uint8_t *ids);
+
+/* ---- pins.c */
+/* Pins on the pages of a lease whose path ends with node i: put on, or taken off. */
+void rdx_pins_put(rdx_tree *t, const lease_slot *l, uint32_t i);
+void rdx_pins_off(rdx_tree *t, const lease_slot *l, uint32_t i);
+/* The first entry of a node in a column that is not full, pages of the edge. */
+uint32_t rdx_first_block(const rdx_tree *t, uint32_t i, uint32_t column);
+
+/* ---- dead.c */
+/* Whether no length of a hit can need what node i has in the column, judged by the node alone. */
+bool rdx_is_dead(const rdx_tree *t, uint32_t i, uint32_t column);
+/* Lists node i in a column that is not full as it must be; `next` (or NIL) may follow it there. */
+void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next);
+/* Moves node i to the other list of a full column, if it stands in the wrong one. */
+void rdx_relist(rdx_tree *t, uint32_t i, uint32_t column);
+/* Both, in every column: something in node i has changed. */
+void rdx_review(rdx_tree *t, uint32_t i);
 
 /* ---- order.c */
 void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
@@ -279,13 +348,17 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
  * over the stamp and, where it is a leaf now, the place. */
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column);
 void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp);
-/* Puts i where its stamp belongs. Cost: the newer nodes or the older ones, whichever are fewer. */
+/* Puts i where its stamp belongs; of equal ones the last or, in a column that is not full, by the
+ * place on the path. Cost: the newer nodes or the older ones, whichever are fewer. */
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
+/* The same, trying the place before `next` first. */
+void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
 void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first);
-/* Stamps the deepest node with data at or above i in every column. */
+/* Stamps, in every full column, the deepest node with data at or above i; in every other one the
+ * nodes that lie on the pages which a hit at the end of i needs. */
 void rdx_stamp_path(rdx_tree *t, uint32_t i);
 /* The same at a new time for the first `pages` pages of the path, exactly: what lies behind them in
  * the edge of i is split off. Without memory for the split it becomes as young as they are. */
