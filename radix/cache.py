@@ -134,6 +134,14 @@ class PrefixCache(Facade):
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
+        self._assemble(media, write != "none", checkpoints)
+        self._open(media)
+
+    def _assemble(
+        self, media: tuple[Tier, ...], stores: bool, checkpoints: Checkpoints | None
+    ) -> None:
+        """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
+        lent, clock = self._lent, self._clock
         self.residency.root_keys = self._spaces.keys
         self.transfers = Transfers(
             self.residency,
@@ -142,7 +150,7 @@ class PrefixCache(Facade):
             media[1:] if lent else media,
             media[0] if lent else None,
             self._events,
-            write != "none",
+            stores,
         )
         self.fences = Fences()
         self.requests = Requests(
@@ -160,7 +168,6 @@ class PrefixCache(Facade):
         self._inserting = Inserting(
             self.residency, self.transfers, self.page_tokens, self.align_tokens, self._shared
         )
-        self._open(media)
 
     def _open(self, media: tuple[Tier, ...]) -> None:
         opened: list[Tier] = []
@@ -169,14 +176,7 @@ class PrefixCache(Facade):
                 upper = media[number - 1] if number else None
                 tier.attach(self.groups, self.keys.page_bytes, upper)
                 opened.append(tier)
-            for number, tier in enumerate(self.residency.tiers):
-                found_here = sorted(
-                    # blocks that stand alone link to pages that others bring
-                    tier.restore(),
-                    key=lambda each: not self.residency.rules[each.group].everywhere,
-                )
-                for found in found_here:
-                    adopt(self.residency, self._spaces, number, found)
+            adopt(self.residency, self._spaces)
         except BaseException:
             for tier in reversed(opened):
                 tier.close()

@@ -13,7 +13,17 @@ from radix.residency import Residency
 from radix.tier import Restored
 
 
-def adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored) -> None:
+def adopt(residency: Residency, spaces: Namespaces) -> None:
+    """Links what the tiers kept. Cost: the records."""
+    for number, tier in enumerate(residency.tiers):
+        found = list(tier.restore())
+        # blocks that stand alone link to pages that others bring
+        found.sort(key=lambda each: not residency.rules[each.group].everywhere)
+        for each in found:
+            _adopt(residency, spaces, number, each)
+
+
+def _adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored) -> None:
     """Links one namespace and group of what was found. Cost: the records."""
     records, tree = found.records, residency.tree
     linked = np.zeros(len(found.slots), np.bool_)
