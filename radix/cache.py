@@ -16,7 +16,6 @@ import numpy as np
 from radix._native import Match, tree_match
 from radix.arguments import (
     at_least_one,
-    boundaries_of,
     check_supported,
     count_of,
     int32,
@@ -37,12 +36,12 @@ from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
 from radix.keys import Namespace, check_range
 from radix.lease import Lease, drain, mask_of
-from radix.lifecycle import Fences
+from radix.lifecycle import Fences, terms_of
 from radix.metrics import Metrics
 from radix.misses import explain, miss_reason
 from radix.namespaces import Namespaces
 from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
-from radix.plan import Cursor, Explanation
+from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import check_policy
 from radix.prompts import Prompts
@@ -56,6 +55,7 @@ from radix.transfers import Transfers
 from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+EVERYTHING = Demand()
 WRITE_POLICIES = ("write_through", "none")
 
 
@@ -200,6 +200,7 @@ class PrefixCache(Facade):
         boundaries: Sequence[int] = (),
         leave: int = 1,
         content: object = None,
+        demand: Demand = EVERYTHING,
     ) -> Request:
         """Starts a request: pins its hit, reserves its pages, starts the loads, all or nothing.
 
@@ -210,18 +211,20 @@ class PrefixCache(Facade):
         step computes more, so that windows need no more (``Request.prepare``). ``boundaries``:
         lengths in tokens, as the end of the system prompt, at which a later request is to hit.
         ``leave``: tokens at the end that are computed in any case. ``content``: the images and
-        the like in the prompt, ``Content`` each (of a cache whose ``keys`` are digests). Raises
+        the like in the prompt, ``Content`` each (of a cache whose ``keys`` are digests).
+        ``demand``: what of the hit is read; a view of it where the slots are borrowed. Raises
         ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
         """
         prompt = prompt_of(tokens)
-        room = count_of("new_tokens", new_tokens)
-        limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
-        chunk = None if chunk_tokens is None else at_least_one("chunk_tokens", chunk_tokens)
-        ends = boundaries_of(boundaries, len(prompt))
+        terms = terms_of(
+            len(prompt), new_tokens, cacheable_upto, chunk_tokens, boundaries, demand, self.groups
+        )
+        if demand.view is not None and not self._lent:
+            raise ValueError("demand: a view of blocks that the cache would share as whole ones")
         left = at_least_one("leave", leave)
         most, page = count_of("device_tokens", device_tokens), self.page_tokens
         rows = rows_for_prompt(
-            self.ownership, slots, self.residency.rules, page, len(prompt), room, most
+            self.ownership, slots, self.residency.rules, page, len(prompt), terms.new, most
         )
         with self.gate:
             self._drain()
@@ -235,9 +238,7 @@ class PrefixCache(Facade):
             if self._shared is not None and rows is not None:
                 self._shared.offer_all(rows)
             try:
-                work = self.requests.admit(
-                    asked, room, match, rows, device_pages, limit, chunk, ends
-                )
+                work = self.requests.admit(asked, match, rows, device_pages, terms)
             except BaseException:
                 if self._shared is not None and rows is not None:
                     self._shared.withdraw_all(rows)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from radix.errors import CapacityError, InvariantError, TierError, TierFullError
 from radix.events import Event, TierEvent, TransferEvent
 from radix.residency import Residency
-from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency
+from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, View
 
 Key = bytes
 TURN_S = 0.001  # between looks at one tier while several are waited for
@@ -65,6 +65,8 @@ class Job(Generic[M]):
     owner: int
     start_ns: int
     unpin: Callable[[], None]
+    part: View | None = None
+    by_layer: bool = False
     done: TransferDone | None = None  # its acknowledgement, while it is acted upon
 
     @property
@@ -231,7 +233,14 @@ class Jobs(ABC, Generic[M]):
     @staticmethod
     def _transfer(job: Job[M], urgency: Urgency, records: Records | None) -> Transfer:
         return Transfer(
-            job.number, job.move.group, job.upper_slots, job.lower_slots, urgency, records
+            job.number,
+            job.move.group,
+            job.upper_slots,
+            job.lower_slots,
+            urgency,
+            records,
+            job.part,
+            job.by_layer,
         )
 
     # ------------------------------------------------------------ end

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from radix.arguments import at_least_one, boundaries_of, count_of
 from radix.content import Chain
 from radix.events import RequestState
-from radix.groups import Rule
+from radix.groups import Group, Rule
 from radix.keys import Tokens
-from radix.plan import Cursor, Move
+from radix.plan import Cursor, Demand, Move
 from radix.tier import Slots
 
 
@@ -177,6 +178,48 @@ def whole_blocks(rule: Rule, pages: int) -> int:
     return -(-pages // rule.block_pages) * rule.block_pages
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request asks for beside its prompt; all in tokens. ``new``: room to reserve for what
+    is sampled; ``cacheable``: how much may be kept; ``chunk``: the most that a step computes;
+    ``boundaries``: lengths at which a hit is to be possible later.
+    """
+
+    new: int = 0
+    cacheable: int | None = None
+    chunk: int | None = None
+    boundaries: tuple[int, ...] = ()
+    demand: Demand = field(default_factory=Demand)
+
+
+def terms_of(
+    prompt_tokens: int,
+    new_tokens: int,
+    cacheable_upto: int | None,
+    chunk_tokens: int | None,
+    boundaries: Sequence[object],
+    demand: object,
+    groups: Sequence[Group],
+) -> Terms:
+    """What an admission asks for, checked; ``ValueError`` or ``TypeError`` names the argument."""
+    if not isinstance(demand, Demand):
+        raise TypeError(f"demand must be a Demand, not {type(demand).__name__}")
+    for group in demand.groups or ():
+        if not 0 <= group < len(groups):
+            raise ValueError(f"demand: group {group}, expected 0 to {len(groups) - 1}")
+    if demand.view is not None:
+        for number, spec in enumerate(groups):
+            if demand.wants(number):
+                spec.layout.view(demand.view.layers, demand.view.shards)  # raises what is wrong
+    return Terms(
+        new=count_of("new_tokens", new_tokens),
+        cacheable=None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto),
+        chunk=None if chunk_tokens is None else at_least_one("chunk_tokens", chunk_tokens),
+        boundaries=tuple(boundaries_of(boundaries, prompt_tokens)),
+        demand=demand,
+    )
+
+
 @dataclass(slots=True)
 class Work:
     """What the cache knows of one request; by group, ``held``.
@@ -201,6 +244,7 @@ class Work:
     inserted: int
     admitted_pages: int  # the hit at admission, before any load failed
     cacheable: int | None
+    demand: Demand
     origin: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     chunk: int | None = None
     branch: int = 0

@@ -143,7 +143,7 @@ class Loading:
 
     def _mark(self, work: Work, group: int, held: Held, theirs: npt.NDArray[np.int32]) -> None:
         hit = work.hit_pages
-        wanted = held.wanted(hit)
+        wanted = held.wanted(hit) if work.demand.wants(group) else np.empty(0, np.int64)
         held.needed[:] = False
         held.needed[wanted] = True
         if not self.placed:
@@ -251,7 +251,8 @@ class Loading:
                 return
             pages, standing = pages[:fits], standing[:fits]
         move = Move(work.at, group, tier, target, standing)
-        if self.transfers.load(move, slots, work.number, Urgency.DEMAND) is not None:
+        demand = work.demand if direct else None
+        if self.transfers.load(move, slots, work.number, Urgency.DEMAND, demand) is not None:
             if direct:
                 held.coming[pages] = True
             return
@@ -363,6 +364,41 @@ class Loading:
             return False
         work.short = False
         return True
+
+    def layers(self, work: Work, group: int) -> int:
+        """Layers of the group, from its first on, of which all that the hit needs is in the first
+        tier.
+        """
+        held = work.held[group]
+        whole = self.residency.groups[group].layout.layers
+        if not (held.needed & ~held.here).any():
+            return whole
+        if (held.needed & ~held.here & ~held.coming).any():
+            return 0
+        tiers = self.residency.tiers
+        jobs = self._jobs(work, group)
+        return min((tiers[job.move.source].layers(job.number) for job in jobs), default=0)
+
+    def wait_layer(self, work: Work, group: int, layer: int, timeout_s: float) -> bool:
+        """Blocks until that layer of what comes now is there; False where not all of it is on its
+        way, or the time is over.
+        """
+        held = work.held[group]
+        if (held.needed & ~held.here & ~held.coming).any():
+            return False
+        return all(
+            self.residency.tiers[job.move.source].wait_layer(job.number, layer, timeout_s)
+            for job in self._jobs(work, group)
+        )
+
+    def _jobs(self, work: Work, group: int) -> list[Job]:
+        """The loads of a request into the first tier."""
+        return [
+            job
+            for job in self.transfers.jobs.values()
+            if (job.owner, job.move.group, job.move.target) == (work.number, group, self.top)
+            and not job.storing
+        ]
 
     def cancel(self, work: Work) -> None:
         """Skips what has not begun; each job is still acknowledged."""

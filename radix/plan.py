@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from radix.tier import View
+
 Pages = npt.NDArray[np.int64]
 
 
@@ -39,6 +41,24 @@ class Move:
     def blocks(self) -> int:
         """Blocks to move."""
         return len(self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the consumer of a hit reads of it, so that nothing else moves to it.
+
+    ``groups``: numbers of the groups (None: all); ``view``: of every block these layers and shards
+    alone (None: all that the first tier holds); ``by_layer``: layer after layer, so that
+    ``Request.wait_layer`` can tell how far it is.
+    """
+
+    groups: tuple[int, ...] | None = None
+    view: View | None = None
+    by_layer: bool = False
+
+    def wants(self, group: int) -> bool:
+        """Whether blocks of the group are read."""
+        return self.groups is None or group in self.groups
 
 
 @dataclass(frozen=True, slots=True)

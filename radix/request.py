@@ -184,6 +184,22 @@ class Request:
             slots = self._cache.requests.keeping.snapshot(self._work, at, copy)
             return {self._cache.groups[group].name: slot for group, slot in slots.items()}
 
+    def layers(self, group: int) -> int:
+        """Layers of a group, from the first on, of which all that the hit needs is on the device:
+        while LOADING with a ``Demand`` by layer it grows. Never blocks.
+        """
+        with self._cache.gate:
+            return self._cache.requests.loading.layers(self._work, group)
+
+    def wait_layer(self, group: int, layer: int, timeout_s: float = 30.0) -> bool:
+        """Blocks until a layer of what the hit needs of a group is on the device, so that the
+        forward can begin there. False where the time is over, a load ended without it, or part of
+        the hit still lies too deep to be on its way: ``poll``, then ask again. What fails later
+        makes the hit shorter: use nothing before ``ready``, or compute it again then.
+        """
+        with self._cache.gate:
+            return self._cache.requests.loading.wait_layer(self._work, group, layer, timeout_s)
+
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
         run = storable(tokens)

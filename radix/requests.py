@@ -16,7 +16,7 @@ from radix.errors import CapacityError, InvariantError, RequestError
 from radix.events import Event, RequestEvent, RequestState
 from radix.keeping import Keeping
 from radix.keys import Tokens
-from radix.lifecycle import LIVE, Fence, Fences, Held, Work
+from radix.lifecycle import LIVE, Fence, Fences, Held, Terms, Work
 from radix.loading import Loading
 from radix.plan import Cursor
 from radix.policy.checkpoint import Checkpoints, alignment
@@ -78,32 +78,27 @@ class Requests:
     def admit(
         self,
         prompt: Prompt,
-        new_tokens: int,
         match: Match,
         lent: list[Slots] | None,
         device_pages: int,
-        cacheable: int | None,
-        chunk: int | None = None,
-        boundaries: Sequence[int] = (),
+        terms: Terms,
     ) -> Work:
-        """Pins the hit and reserves what the request holds at once, or raises and changes nothing.
-
-        ``boundaries``: lengths in tokens at which a hit is to be possible later.
+        """Pins the hit and reserves what the request holds at once, or raises and changes
+        nothing.
         """
-        total = len(prompt.tokens) + new_tokens
+        total = len(prompt.tokens) + terms.new
         pages = -(-total // self.page_tokens)
         if self.placed:
             needed = [
-                blocks_needed(rule, total, chunk, self.align_tokens)
+                blocks_needed(rule, total, terms.chunk, self.align_tokens)
                 for rule in self.residency.rules
             ]
             check_fits(self.residency, needed)
             device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
-        work = self._pinned(prompt, match, pages, device_pages, chunk, lent or [])
-        work.cacheable = cacheable
-        work.branch, work.marks = self._marks(work, match, boundaries)
+        work = self._pinned(prompt, match, pages, device_pages, terms, lent or [])
+        work.branch, work.marks = self._marks(work, match, terms.boundaries)
         self._next += 1
         self.works[work.number] = work
         try:
@@ -129,7 +124,7 @@ class Requests:
         match: Match,
         pages: int,
         device_pages: int,
-        chunk: int | None,
+        terms: Terms,
         lent: list[Slots],
     ) -> Work:
         """Pins the hit and takes the page table: of the whole hit, or else, so that a prefix never
@@ -150,15 +145,16 @@ class Requests:
                 lease=lease,
                 at=Cursor(root, node, leased),
                 held=[
-                    Held.empty(rule, pages, hit, reuses=chunk is not None and self.placed)
+                    Held.empty(rule, pages, hit, reuses=terms.chunk is not None and self.placed)
                     for rule in self.residency.rules
                 ],
                 pages=pages,
                 hit_pages=hit,
                 inserted=leased,
                 admitted_pages=hit,
-                cacheable=None,
-                chunk=chunk,
+                cacheable=terms.cacheable,
+                demand=terms.demand,
+                chunk=terms.chunk,
                 device_pages=device_pages,
             )
             for held, row in zip(work.held, lent if not self.placed else [], strict=False):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from radix import jobs
 from radix.events import Event
 from radix.jobs import Jobs, Key, Place
-from radix.plan import Cursor, Move, Pages
+from radix.plan import Cursor, Demand, Move, Pages
 from radix.residency import EVICTED, Residency, runs
 from radix.tier import Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
@@ -154,9 +154,17 @@ class Transfers(Jobs[Move]):
         return self.submit_store(part, upper_slots[left], owner)
 
     # ------------------------------------------------------------ load
-    def load(self, move: Move, upper_slots: Slots, owner: int, urgency: Urgency) -> Job | None:
+    def load(
+        self,
+        move: Move,
+        upper_slots: Slots,
+        owner: int,
+        urgency: Urgency,
+        demand: Demand | None = None,
+    ) -> Job | None:
         """Starts copying blocks one tier up into slots that the caller reserved; None when the
-        lower tier refuses: nothing was started and the slots are still the caller's.
+        lower tier refuses: nothing was started and the slots are still the caller's. ``demand``:
+        what of each block is read above.
         """
         lower = self.residency.slots(
             move.at,
@@ -166,6 +174,10 @@ class Transfers(Jobs[Move]):
             int(move.pages[-1] - move.pages[0]) + 1,
         )[move.pages - move.pages[0]]
         job = self._pinned(move, upper_slots, lower, owner)
+        if demand is not None:
+            tier = self.tiers[move.source]
+            job.part = demand.view
+            job.by_layer = demand.by_layer and tier.capability.layer_wise
         return job if self._start_load(job, urgency) else None
 
     def _pinned(self, move: Move, upper: Slots, lower: Slots, owner: int) -> Job:
