@@ -33,7 +33,9 @@ class _Entry:
 
 
 class Arrivals:
-    """Write: ``add``, ``take_back``, ``forget``. Ask: ``incomplete``, ``sums``, ``block``."""
+    """Write: ``expect``, ``add``, ``take_back``, ``forget``. Ask: ``incomplete``, ``sums``,
+    ``block``.
+    """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self._bytes = [layout.block_bytes for layout in layouts]
@@ -46,6 +48,11 @@ class Arrivals:
         if entry is None:
             entry = self._slots[group][slot] = _Entry(self._empty[group].copy())
         return entry
+
+    def expect(self, group: int, slots: Slots) -> None:
+        """A part of these slots is on its way: they are whole only once all of them have come."""
+        for slot in slots.tolist():
+            self._entry(group, slot)
 
     def add(self, group: int, slots: Slots, chosen: Indices, sums: Sums | None = None) -> Mask:
         """The runs ``chosen`` of these slots have come; which slots are whole now.

@@ -166,6 +166,7 @@ class CopyingTier(PooledTier):
         cut = self._accept(transfer, upper, storing=True)
         every = np.ones(len(transfer.upper_slots), np.bool_)
         self._begin(transfer, _Job(upper, True, cut, every, 0, [cut], [False]))
+        self._will_write(transfer, cut)
 
     def load(self, transfer: Transfer, upper: Tier) -> None:
         """Starts copying self -> upper; blocks that are known to be wrong in what moves of them

@@ -91,6 +91,9 @@ class DiskTransfers:
         check_records(transfer, self._page_bytes)
         move = self._new_move(transfer, upper, cut, storing=True)
         self._begin(move, self._write if move.rows is None else self._gather)
+        if not cut.whole:
+            slots = np.asarray(transfer.lower_slots)
+            self._disk.books.arrivals.expect(transfer.group, slots)
 
     def load(self, transfer: Transfer, upper: Tier, cut: Cut, seen: LoadedLayers) -> None:
         """Starts a load of the runs of ``cut``; ``seen`` is kept up to date where it goes by layer.

@@ -214,7 +214,9 @@ class HostTier(CopyingTier):
     def _sound(self, group: int, slots: Slots, cut: Cut) -> npt.NDArray[np.bool_] | None:
         if not self._verify:
             return None
-        kept = self._sums[group][slots[:, None], cut.chosen]
+        kept = self._sums[group][slots]
+        if kept.shape[1] != len(cut.chosen):
+            kept = kept[:, cut.chosen]
         found = run_sums(self._planes[group][0], cut.below, cut.sizes, slots)
         return np.asarray((found == kept).all(axis=1), np.bool_)
 

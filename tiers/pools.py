@@ -382,6 +382,11 @@ class PooledTier:
             self._loads[job] = LoadedLayers(cut.view.layers)
         return cut
 
+    def _will_write(self, transfer: Transfer, cut: Cut) -> None:
+        """A store of these runs was started."""
+        if not cut.whole and self._views[transfer.group] is None:
+            self._arrivals.expect(transfer.group, np.asarray(transfer.lower_slots))
+
     def _wrote(self, transfer: Transfer, cut: Cut, good: npt.NDArray[np.bool_]) -> None:
         """A store of these runs into the good slots has ended."""
         slots = np.asarray(transfer.lower_slots)[good]

@@ -58,6 +58,6 @@ def test_a_budget_that_holds_no_block_of_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match=r"limit_bytes 99 .*'wide', 100 bytes"):
         tier.attach((Group.full("small", 10), Group.full("wide", 100)), 64, None)
     tier.attach((Group.full("small", 10),), 64, None)
-    for wrong in ({}, {"blocks": 1, "limit_bytes": 1}):
+    for blocks in (None, 1):
         with pytest.raises(ValueError, match="either blocks or limit_bytes"):
-            IndexTier(**wrong)  # type: ignore[arg-type]
+            IndexTier(blocks, limit_bytes=blocks)
