@@ -337,7 +337,17 @@ class Loading:
             tree.move(work.lease, work.at._replace(pages=hit))
             work.at = tree.lease_end(work.at.root, work.lease)
             work.inserted = hit
+            if self.placed:
+                self._let_go(work)
         work.short = not self._relay(work)
+
+    @staticmethod
+    def _let_go(work: Work) -> None:
+        """What the shorter lease does not pin is not the request's to name."""
+        for held in work.held:
+            first = min(work.hit_pages, len(held.slots)) if held.rule.everywhere else 0
+            held.slots[first:][~held.own[first:]] = NO_SLOT
+            held.shared = min(held.shared, work.hit_pages)
 
     def _relay(self, work: Work) -> bool:
         """Lays the shorter hit; False while slots for what follows it are missing, or something
@@ -355,9 +365,6 @@ class Loading:
             else:
                 here &= held.own[:size]
             held.here = here
-            if held.rule.everywhere and held.shared > size:
-                held.slots[size : held.shared][~held.own[size : held.shared]] = NO_SLOT
-                held.shared = size
         try:
             self.lay(work)
         except CapacityError:

@@ -83,11 +83,15 @@ class OwnSlots:
         if self.cache.ownership is Ownership.SHARED:
             for group, free in enumerate(self.own):
                 self._give(free, self.cache.spare(group).tolist())
-        loans = [set(slots.tolist()) for slots in self.cache.borrowed().values()]
+        jobs = self.cache.transfers.jobs
+        loans = [
+            (jobs[number].move.group, set(slots.tolist()))
+            for number, slots in self.cache.borrowed().items()
+        ]
         for item in list(self.lent):
             live, rows = item
             if live.request.state is RequestState.RELEASED and self._over(live.fence):
-                assert not any(loan.intersection(row) for loan in loans for row in rows)
+                assert not any(loan.intersection(rows[group]) for group, loan in loans)
                 self.lent.remove(item)
                 for free, row in zip(self.own, rows, strict=True):
                     self._give(free, [slot for slot in row if slot >= 0])
