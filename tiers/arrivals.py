@@ -33,8 +33,8 @@ class _Entry:
 
 
 class Arrivals:
-    """Write: ``expect``, ``add``, ``take_back``, ``forget``. Ask: ``incomplete``, ``sums``,
-    ``block``.
+    """Write: ``expect``, ``add``, ``take_back``, ``forget``. Ask: ``incomplete``,
+    ``lacking``, ``sums``, ``block``.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
@@ -92,6 +92,15 @@ class Arrivals:
         if not table:
             return []
         return [slot for slot in slots.tolist() if slot in table and not table[slot].there.all()]
+
+    def lacking(self, group: int, slots: Slots, chosen: Indices) -> Mask | None:
+        """Which of the slots lack one of the runs ``chosen``; None: none does. As ``forget``."""
+        table = self._slots[group]
+        if not table:
+            return None
+        entries = [table.get(slot) for slot in slots.tolist()]
+        some = np.array([e is not None and not e.there[chosen].all() for e in entries], np.bool_)
+        return some if some.any() else None
 
     def sums(self, group: int, slots: Slots) -> Sums:
         """Checksums (n, runs) of slots that are whole. Cost: the slots."""

@@ -166,13 +166,18 @@ class HostTier(CopyingTier):
             self._sums[group][slots[:, None], cut.chosen] = found
 
     def arrived(self, group: int, slots: Slots, part: View) -> None:
-        """Told by the tier below: this part of reserved slots was written. Cost: the slots."""
+        """Told by the tier below: this part of reserved slots was written, and can be read from
+        here at once. Cost: the slots; with ``verify`` the bytes of the part.
+        """
         self._open_or_raise()
         cut = self._cuts.find(group, part, None, None, "arrived:")
         if cut.whole:
             self._arrivals.forget(group, slots)
-        else:
-            self._arrivals.add(group, slots, cut.chosen)
+            return
+        self._arrivals.add(group, slots, cut.chosen)
+        if self._verify:
+            found = run_sums(self._planes[group][0], cut.below, cut.sizes, slots)
+            self._sums[group][slots[:, None], cut.chosen] = found
 
     def abort(self, group: int, slots: Slots) -> None:
         """Gives reserved slots back. Cost: the slots."""
@@ -212,13 +217,15 @@ class HostTier(CopyingTier):
         return self._sums[group][slots].reshape(len(slots), *runs.shape[:2])
 
     def _sound(self, group: int, slots: Slots, cut: Cut) -> npt.NDArray[np.bool_] | None:
+        lacking = self._arrivals.lacking(group, slots, cut.chosen)
         if not self._verify:
-            return None
+            return None if lacking is None else ~lacking
         kept = self._sums[group][slots]
         if kept.shape[1] != len(cut.chosen):
             kept = kept[:, cut.chosen]
         found = run_sums(self._planes[group][0], cut.below, cut.sizes, slots)
-        return np.asarray((found == kept).all(axis=1), np.bool_)
+        sound = np.asarray((found == kept).all(axis=1), np.bool_)
+        return sound if lacking is None else sound & ~lacking
 
     # ------------------------------------------------------------------ books and end
     def usage(self) -> TierUsage:

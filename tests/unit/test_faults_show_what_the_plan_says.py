@@ -231,6 +231,22 @@ def test_a_tier_without_bytes_fails_as_told_too() -> None:
     tier.close()
 
 
+def test_a_clone_fails_as_told_and_copies_nothing() -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (8, 1000), dtype=np.uint8)
+    before = rows.copy()
+    tier = FaultyTier(AdoptedTier([[rows]]), FaultPlan(script={"clone": {2: Fault.FAIL}}))
+    tier.attach(GROUPS, 64, None)
+    slots = tier.reserve(0, 4)
+    tier.clone(0, slots[:1], slots[1:2])
+    assert np.array_equal(rows[slots[1]], before[slots[0]])
+    with pytest.raises(TierError) as failed:
+        tier.clone(0, slots[2:3], slots[3:4])
+    assert failed.value.retryable and tier.shown[Fault.FAIL] == 1
+    assert np.array_equal(rows[slots[2:]], before[slots[2:]])
+    tier.check()
+    tier.close()
+
+
 @pytest.mark.parametrize("fault", [Fault.LOSE, Fault.PART, Fault.CORRUPT, Fault.FAIL])
 def test_a_failed_store_leaves_no_trace_on_disk(tmp_path: Path, fault: Fault) -> None:
     """C81 (LMCache#4991): a store that failed stayed visible in the index. Here even one that the
