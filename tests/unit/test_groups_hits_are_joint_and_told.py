@@ -33,7 +33,7 @@ def serve(rig: Rig, tokens: list[int], **more: object) -> Live:
 
 @pytest.fixture
 def rig() -> Rig:
-    """Twenty tokens in pages of two: all kv, the windows and snapshots at 8 and 20, on two tiers."""
+    """Twenty tokens in pages of two: kv, the windows and snapshots at 8 and 20, on two tiers."""
     made = build(
         page_tokens=2, groups=(full(), window(4), state()), device=(32, 16, 16), below=(64,)
     )
