@@ -17,24 +17,26 @@ uint32_t rdx_splits_of(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t 
     if (!splits(t, column) || g->rule == RDX_RULE_SCRATCH) {
         return 0;
     }
-    uint32_t count = 0;
-    bool open = false;
-    for (uint64_t p = rdx_entry_from(g, first); p < (uint64_t)first + n; p += g->block_pages) {
-        bool here = slots[p - first] != RDX_NO_SLOT;
-        count += here && (!open || g->rule == RDX_RULE_STATE);
-        open = here;
+    uint32_t step = g->block_pages;
+    uint32_t begin = rdx_entry_from(g, first) - first;
+    bool single = g->rule == RDX_RULE_STATE; /* each is a run of its own */
+    uint32_t runs = begin < n && slots[begin] != RDX_NO_SLOT;
+    for (uint32_t j = 1; step == 1 && j < n; j++) {
+        runs += (slots[j] != RDX_NO_SLOT) & (single | (slots[j - 1] == RDX_NO_SLOT));
     }
-    if (g->rule == RDX_RULE_STATE || count == 0) {
-        return count;
+    for (uint64_t j = (uint64_t)begin + step; step > 1 && j < n; j += step) {
+        runs += (slots[j] != RDX_NO_SLOT) & (single | (slots[j - step] == RDX_NO_SLOT));
     }
-    for (; rdx_end_of(t, i) > first; i = node_at(t, i)->parent) {
-        count++; /* a run may go on over the end of a node */
+    for (; runs && !single && rdx_end_of(t, i) > first; i = node_at(t, i)->parent) {
+        runs++; /* one may go on over the end of a node */
     }
-    return count + 1;
+    return runs < n ? runs : n;
 }
 
-/* Makes the block that ends with page p part of the interval of node i, beside which it lies. */
-static void put_block(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, int32_t slot) {
+/* Makes n blocks, of which the first ends with page p, part of the interval of node i, beside which
+ * they lie. More than one only where a block is a page. */
+static void put_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, uint32_t n,
+                       const int32_t *slots) {
     const node *x = node_at(t, i);
     cell *k = cell_at(t, i, column);
     uint32_t at = p - x->start;
@@ -43,19 +45,24 @@ static void put_block(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, int3
     for (uint32_t j = begin; j < at; j++) {
         row[j] = RDX_NO_SLOT;
     }
-    row[at] = slot;
+    memcpy(row + at, slots, (size_t)n * 4);
     if (k->hi == k->lo) {
         rdx_kids_add(t, x->parent, column, true);
         k->stamp = rdx_newest_stamp(t, i);
         k->lo = begin;
-        k->hi = at + 1;
-    } else if (at + 1 > k->hi) {
-        k->hi = at + 1;
+        k->hi = at + n;
+    } else if (at + n > k->hi) {
+        k->hi = at + n;
     } else {
         k->lo = begin;
     }
-    bool pinned = is_sparse(t, column) ? pins_at(t, x, t->group_of[column])[at] != 0 : x->protect;
-    t->lists[column].resident++;
+    uint32_t pinned = x->protect ? n : 0;
+    if (is_sparse(t, column)) {
+        const uint32_t *pins = pins_at(t, x, t->group_of[column]) + at;
+        for (pinned = 0; pinned < n && pins[n - 1 - pinned]; pinned++) {
+        }
+    }
+    t->lists[column].resident += n;
     t->lists[column].shielded += pinned;
 }
 
@@ -80,7 +87,7 @@ static uint32_t attach_below(rdx_tree *t, uint32_t i, uint32_t column, uint32_t 
             if (!beside) {
                 return got; /* a second interval */
             }
-            put_block(t, i, column, p, slots[p - lo]);
+            put_blocks(t, i, column, p, 1, &slots[p - lo]);
             got++;
         }
         if (p == first) {
@@ -94,14 +101,16 @@ static uint32_t attach_behind(rdx_tree *t, uint32_t i, uint32_t column, uint32_t
                               const int32_t *slots) {
     const rdx_group *g = rule_of(t, column);
     uint32_t got = 0;
-    for (uint64_t p = rdx_entry_from(g, lo); p < hi; p += g->block_pages) {
-        int32_t slot = slots[p - lo];
-        if (slot == RDX_NO_SLOT) {
+    uint32_t step = g->block_pages;
+    uint32_t count = hi - lo;
+    bool runs = step == 1 && g->rule != RDX_RULE_STATE;
+    for (uint32_t j = rdx_entry_from(g, lo) - lo; j < count; j += step) {
+        if (slots[j] == RDX_NO_SLOT) {
             continue;
         }
         const node *x = node_at(t, i);
         const cell *k = cell_at(t, i, column);
-        uint32_t at = (uint32_t)p - x->start;
+        uint32_t at = lo + j - x->start;
         uint32_t to = i;
         if (g->rule == RDX_RULE_STATE) {
             to = at + 1 < x->len ? rdx_split(t, i, at + 1) : i;
@@ -111,8 +120,13 @@ static uint32_t attach_behind(rdx_tree *t, uint32_t i, uint32_t column, uint32_t
             }
             rdx_split(t, i, k->hi);
         }
-        put_block(t, to, column, (uint32_t)p, slot);
-        got++;
+        uint32_t n = 1;
+        while (runs && j + n < count && slots[j + n] != RDX_NO_SLOT) {
+            n++;
+        }
+        put_blocks(t, to, column, lo + j, n, slots + j);
+        got += n;
+        j += n - 1;
     }
     return got;
 }
@@ -125,7 +139,6 @@ uint32_t rdx_attach_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t lo
     }
     const cell *k = cell_at(t, i, column);
     uint32_t start = node_at(t, i)->start;
-    uint32_t parent = node_at(t, i)->parent;
     uint32_t got = 0;
     uint32_t from = lo;
     if (k->hi > k->lo) {
@@ -140,9 +153,6 @@ uint32_t rdx_attach_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t lo
     }
     if (from < hi) {
         got += attach_behind(t, i, column, from, hi, slots + (from - lo));
-    }
-    for (; got && t->mixed && i != parent; i = node_at(t, i)->parent) {
-        rdx_review(t, i);
     }
     return got;
 }

@@ -264,9 +264,6 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
             rdx_kids_add(t, x->parent, column, true);
             k->stamp = rdx_newest_stamp(t, i);
         }
-        if (t->mixed) {
-            rdx_review(t, i);
-        }
     }
     return got;
 }
@@ -295,6 +292,9 @@ static uint32_t attach_placed(rdx_tree *t, uint32_t end, uint32_t column, uint32
 uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first, uint32_t n,
                          const int32_t *slots, int32_t *canonical, uint32_t *duplicates) {
     uint32_t got = 0;
+    if (n == 0) {
+        return 0;
+    }
     if (t->placed >> column & 1) {
         return attach_placed(t, end, column, first, n, slots, canonical, duplicates);
     }
@@ -340,6 +340,7 @@ int rdx_slots_attach(rdx_tree *t, rdx_cursor at, uint32_t column, uint32_t first
     *attached = rdx_attach_path(t, i, column, first, n, slots, canonical, &twice);
     if (*attached) {
         rdx_list_leaves(t, i, column, first);
+        rdx_review_path(t, i, first);
     }
     if (touch) {
         rdx_resolve(t, at, &i, &pages); /* it may lie above a split now */

@@ -107,7 +107,7 @@ void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next) {
     }
     uint32_t belongs = rdx_is_dead(t, i, column) ? LISTED_DEAD : LISTED_LIVE;
     if (k->listed != belongs) {
-        rdx_list_before(t, i, column, next, k->stamp ? k->stamp : t->clock);
+        rdx_list_before(t, i, column, next, k->stamp ? k->stamp : t->clock, belongs);
     }
 }
 
@@ -115,6 +115,12 @@ void rdx_relist(rdx_tree *t, uint32_t i, uint32_t column) {
     const cell *k = cell_at(t, i, column);
     if (k->listed && k->listed != (rdx_is_dead(t, i, column) ? LISTED_DEAD : LISTED_LIVE)) {
         rdx_list_sorted(t, i, column, k->stamp);
+    }
+}
+
+void rdx_review_path(rdx_tree *t, uint32_t i, uint32_t first) {
+    for (; t->mixed && rdx_end_of(t, i) > first; i = node_at(t, i)->parent) {
+        rdx_review(t, i);
     }
 }
 

@@ -125,6 +125,7 @@ int rdx_flat_insert(rdx_tree *t, rdx_handle root, const void *keys, uint32_t n, 
         uint32_t twice = 0;
         rdx_attach_path(t, i, column, 0, 1, slots + k, canonical ? canonical + k : NULL, &twice);
         rdx_list_leaves(t, i, column, 0);
+        rdx_review_path(t, i, 0);
         t->clock++;
         rdx_stamp_path(t, i);
         rdx_trim(t, i);
@@ -182,6 +183,7 @@ int rdx_flat_attach(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint32_t c
         if (rdx_attach_path(t, i, column, node_at(t, i)->start, 1, slots + k, canonical + k,
                             &twice)) {
             rdx_list_leaves(t, i, column, node_at(t, i)->start);
+            rdx_review_path(t, i, node_at(t, i)->start);
         }
     }
     return RDX_OK;

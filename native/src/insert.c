@@ -199,8 +199,11 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
     }
     p->w = follow(t, i, p->depth, run, n);
     uint64_t more = 2;
-    for (uint32_t c = 0; c < ncolumns && t->sparse; c++) {
-        more += 1 + rdx_splits_of(t, p->w.node, columns[c], p->depth, n, slots + (size_t)c * n);
+    uint64_t most = more + (uint64_t)n * (uint64_t)ncolumns; /* a split for each slot */
+    bool ample = !t->sparse || most <= 256 || rdx_has_room(t, most);
+    more = t->sparse && most <= 256 ? most : more;
+    for (uint32_t c = 0; c < ncolumns && !ample; c++) {
+        more += rdx_splits_of(t, p->w.node, columns[c], p->depth, n, slots + (size_t)c * n);
     }
     int status = more < NIL / 2 ? rdx_make_room(t, (uint32_t)more) : RDX_ENOMEM;
     if (status != RDX_OK) {
@@ -257,6 +260,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
                         kept ? kept + old : NULL, &twice);
         rdx_list_leaves(t, end, columns[c], p.depth);
     }
+    rdx_review_path(t, end, p.depth);
     *out = (rdx_insert){.end = cursor_at(t, end, p.depth + n),
                         .existing = p.w.existing,
                         .created = p.fresh,

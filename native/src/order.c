@@ -57,23 +57,17 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
     l->listed--;
 }
 
-void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
-    rdx_list_remove(t, i, column);
-    cell_at(t, i, column)->stamp = stamp;
-    uint32_t which = list_of(t, i, column);
-    link_between(t, i, column, which, t->lists[which].tail, NIL);
+static uint32_t listed_in(uint32_t column, uint32_t which) {
+    return which == column ? LISTED_LIVE : LISTED_DEAD;
 }
 
-void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp) {
-    uint32_t which = list_of(t, i, column);
-    if (before != NIL && (cell_at(t, before, column)->listed == LISTED_DEAD) != (which != column)) {
-        rdx_list_sorted(t, i, column, stamp); /* the other list */
-        return;
-    }
+void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
+    cell *c = cell_at(t, i, column);
+    uint32_t which = c->listed == LISTED_DEAD ? t->columns + column : column;
+    which = c->listed ? which : list_of(t, i, column);
     rdx_list_remove(t, i, column);
-    cell_at(t, i, column)->stamp = stamp;
-    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
-    link_between(t, i, column, which, before, next);
+    c->stamp = stamp;
+    link_between(t, i, column, which, t->lists[which].tail, NIL);
 }
 
 /* Whether node a goes later than one with this stamp that begins at page `start`. */
@@ -83,9 +77,9 @@ static bool is_newer(const rdx_tree *t, uint32_t a, uint32_t column, uint64_t st
     return own > stamp || (own == stamp && is_sparse(t, column) && node_at(t, a)->start > start);
 }
 
-void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
+/* Puts i into its list `which`, where its stamp belongs. */
+static void put_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, uint64_t stamp) {
     rdx_list_remove(t, i, column);
-    uint32_t which = list_of(t, i, column);
     uint32_t start = node_at(t, i)->start;
     uint32_t before = t->lists[which].tail;
     uint32_t after = t->lists[which].head;
@@ -97,26 +91,42 @@ void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
         before = cell_at(t, before, column)->prev;
         after = cell_at(t, after, column)->next;
     }
-    rdx_list_after(t, i, column, before, stamp);
+    cell_at(t, i, column)->stamp = stamp;
+    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
+    link_between(t, i, column, which, before, next);
 }
 
-void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp) {
-    rdx_list_remove(t, i, column);
+void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
+    put_sorted(t, i, column, list_of(t, i, column), stamp);
+}
+
+void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp) {
     uint32_t which = list_of(t, i, column);
-    uint32_t start = node_at(t, i)->start;
-    uint32_t listed = which == column ? LISTED_LIVE : LISTED_DEAD;
-    if (next == NIL || cell_at(t, next, column)->listed != listed) {
-        rdx_list_sorted(t, i, column, stamp);
+    if (before != NIL && cell_at(t, before, column)->listed != listed_in(column, which)) {
+        put_sorted(t, i, column, which, stamp);
         return;
     }
-    uint32_t prev = cell_at(t, next, column)->prev;
-    bool above = prev == NIL || !is_newer(t, prev, column, stamp, start);
-    if (!above || !is_newer(t, next, column, stamp, start)) {
-        rdx_list_sorted(t, i, column, stamp);
-        return;
-    }
+    rdx_list_remove(t, i, column);
     cell_at(t, i, column)->stamp = stamp;
-    link_between(t, i, column, which, prev, next);
+    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
+    link_between(t, i, column, which, before, next);
+}
+
+void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp,
+                     uint32_t listed) {
+    uint32_t which = listed == LISTED_DEAD ? t->columns + column : column;
+    uint32_t start = node_at(t, i)->start;
+    rdx_list_remove(t, i, column);
+    if (next != NIL && cell_at(t, next, column)->listed == listed &&
+        is_newer(t, next, column, stamp, start)) {
+        uint32_t prev = cell_at(t, next, column)->prev;
+        if (prev == NIL || !is_newer(t, prev, column, stamp, start)) {
+            cell_at(t, i, column)->stamp = stamp;
+            link_between(t, i, column, which, prev, next);
+            return;
+        }
+    }
+    put_sorted(t, i, column, which, stamp);
 }
 
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
@@ -182,7 +192,7 @@ static void stamp_window(rdx_tree *t, uint32_t i, uint32_t g) {
                 k->stamp = t->clock; /* listed when the last pin goes */
                 continue;
             }
-            rdx_list_before(t, i, c, next[tier], t->clock);
+            rdx_list_before(t, i, c, next[tier], t->clock, k->listed);
             next[tier] = i;
         }
     }

@@ -1,6 +1,6 @@
 /* restore.c: paths rebuilt from the unordered records of a reopened disk. Records are linked by
  * their chained keys, runs of single children enter the tree as one edge, and the order of last use
- * is the order of the records.
+ * is the order of the records. Records of windows and snapshots find their pages by key.
  */
 #include "tree.h"
 
@@ -128,6 +128,90 @@ static uint32_t gather_run(links *l, const rdx_tree *t, uint32_t i, const uint8_
     }
 }
 
+/* Where the page of a record lies; splits may have moved it to a node further up. */
+typedef struct place {
+    uint32_t node;
+    uint32_t page;
+} place;
+
+static uint32_t node_of_place(const rdx_tree *t, const place *at) {
+    uint32_t i = at->node;
+    while (node_at(t, i)->start > at->page) {
+        i = node_at(t, i)->parent;
+    }
+    return i;
+}
+
+/* Finds the pages under root r that records name; `order` lists these records in page order. */
+static uint32_t find_places(const links *l, const rdx_tree *t, uint32_t r, const uint8_t *keys,
+                            place *places, uint32_t *order) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        const node *x = node_at(t, i);
+        if (!(x->flags & NODE_LIVE) || x->flags & NODE_ROOT || x->root != r) {
+            continue;
+        }
+        for (uint32_t p = 0; p < x->len; p++) {
+            uint32_t k = key_find(l, keys, keys_at(t, x) + (size_t)p * 16);
+            if (k != NIL) {
+                places[k] = (place){i, x->start + p};
+                order[found++] = k;
+            }
+        }
+    }
+    return found;
+}
+
+/* The records' order of age, which is that of their ids, becomes the order of last use. */
+static void stamp_places(rdx_tree *t, uint32_t column, uint32_t n, const place *places,
+                         const uint8_t *linked) {
+    for (uint32_t k = 0; k < n; k++) {
+        if (!linked[k]) {
+            continue;
+        }
+        uint32_t i = node_of_place(t, &places[k]);
+        t->clock++;
+        if (cell_at(t, i, column)->listed) {
+            rdx_list_tail(t, i, column, t->clock);
+        } else if (is_sparse(t, column)) {
+            cell_at(t, i, column)->stamp = t->clock;
+        }
+    }
+}
+
+/* Records of a group whose blocks do not build the paths. */
+static int restore_places(rdx_tree *t, uint32_t r, uint32_t column, uint32_t n, const uint8_t *keys,
+                          const uint8_t *parents, const void *pages, const int32_t *slots,
+                          uint8_t *linked, uint32_t *nlinked) {
+    links l;
+    place *places = rdx_malloc((size_t)n * sizeof(place));
+    uint32_t *order = rdx_malloc((size_t)n * 4);
+    int status = places && order ? links_new(&l, n, t->page_bytes) : RDX_ENOMEM;
+    if (status == RDX_OK) {
+        index_records(&l, t, n, keys, parents, pages);
+        uint32_t found = find_places(&l, t, r, keys, places, order);
+        for (uint32_t j = 0; j < found && status == RDX_OK; j++) {
+            uint32_t k = order[j];
+            status = rdx_make_room(t, 2);
+            if (status == RDX_OK) {
+                uint32_t i = node_of_place(t, &places[k]);
+                uint32_t twice = 0;
+                int32_t kept;
+                rdx_attach_path(t, i, column, places[k].page, 1, &slots[k], &kept, &twice);
+                rdx_list_leaves(t, i, column, places[k].page);
+                rdx_review_path(t, i, places[k].page);
+                linked[k] = slots[k] != RDX_NO_SLOT && kept == slots[k];
+                *nlinked += linked[k];
+            }
+        }
+        stamp_places(t, column, n, places, linked);
+        links_free(&l);
+    }
+    rdx_free_mem(places);
+    rdx_free_mem(order);
+    return status;
+}
+
 int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, const uint8_t *keys,
                      const uint8_t *parents, const void *pages, const int32_t *slots,
                      uint8_t *linked, uint32_t *nlinked) {
@@ -136,12 +220,15 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     if (r == NIL || !(node_at(t, r)->flags & NODE_ROOT)) {
         return RDX_ESTALE;
     }
-    if (column >= t->columns) {
+    if (column >= t->columns || (t->placed >> column & 1 && !t->key_bytes)) {
         return RDX_EARG;
     }
     memset(linked, 0, n);
     if (n == 0) {
         return RDX_OK;
+    }
+    if (t->placed >> column & 1) {
+        return restore_places(t, r, column, n, keys, parents, pages, slots, linked, nlinked);
     }
     links l;
     int status = links_new(&l, n, t->page_bytes);

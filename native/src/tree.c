@@ -240,6 +240,12 @@ static int node_room(rdx_tree *t, uint32_t more) {
     return RDX_OK;
 }
 
+bool rdx_has_room(const rdx_tree *t, uint64_t more) {
+    return t->node_used + more <= t->node_cap &&
+           (t->table_used + more) * 3 <= (uint64_t)t->table_cap * 2 &&
+           (t->columns == 0 || t->cell_nodes >= t->node_cap);
+}
+
 int rdx_make_room(rdx_tree *t, uint32_t more) {
     int status = node_room(t, more);
     if (status == RDX_OK) {

@@ -239,6 +239,8 @@ uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, u
 void rdx_resolve(const rdx_tree *t, rdx_cursor c, uint32_t *node, uint32_t *pages);
 /* Room for `more` nodes (and their cells and table entries), so that what follows can't fail. */
 int rdx_make_room(rdx_tree *t, uint32_t more);
+/* Whether there is room for as many without an allocation. */
+bool rdx_has_room(const rdx_tree *t, uint64_t more);
 /* Splits at 0 < at < len; needs room for one node. Returns the upper node. */
 uint32_t rdx_split(rdx_tree *t, uint32_t lower, uint32_t at);
 void rdx_pin(rdx_tree *t, uint32_t i);
@@ -283,7 +285,8 @@ void rdx_columns_free(rdx_tree *t);
 static inline cell *cell_at(const rdx_tree *t, uint32_t i, uint32_t column) {
     return &t->cells[(size_t)i * t->columns + column];
 }
-/* Pages [first, first+n) of the path that ends in node `end`; returns pages attached. */
+/* Pages [first, first+n) of the path that ends in node `end`; returns pages attached. The caller
+ * lists leaves and reviews the path. */
 uint32_t rdx_attach_path(rdx_tree *t, uint32_t end, uint32_t column, uint32_t first, uint32_t n,
                          const int32_t *slots, int32_t *canonical, uint32_t *duplicates);
 /* Takes one page of node i out of a column; splits where a second interval would be needed (room
@@ -340,6 +343,9 @@ void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next);
 void rdx_relist(rdx_tree *t, uint32_t i, uint32_t column);
 /* Both, in every column: something in node i has changed. */
 void rdx_review(rdx_tree *t, uint32_t i);
+/* The same for what lies behind page `first` of the path that ends in node i, as after attaching.
+ */
+void rdx_review_path(rdx_tree *t, uint32_t i, uint32_t first);
 
 /* ---- order.c */
 void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
@@ -351,8 +357,9 @@ void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, u
 /* Puts i where its stamp belongs; of equal ones the last or, in a column that is not full, by the
  * place on the path. Cost: the newer nodes or the older ones, whichever are fewer. */
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
-/* The same, trying the place before `next` first. */
-void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp);
+/* The same in one of the two lists, trying the place before `next` first. */
+void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp,
+                     uint32_t listed);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
