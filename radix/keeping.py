@@ -177,9 +177,10 @@ class Keeping:
         whole = self._whole if self.placed else []
         slots = np.full((len(whole), full - first), NO_SLOT, np.int32)
         for offered, group in zip(slots, whole, strict=True):
-            ahead = work.held[group].rule.lookahead_pages
-            skip = max(0, ahead - first)
-            offered[skip:] = work.held[group].slots[first + skip - ahead : full - ahead]
+            held, ahead = work.held[group], work.held[group].rule.lookahead_pages
+            lo, hi = max(0, first - ahead), max(0, full - ahead)
+            own = held.own[lo:hi]  # not those of the hit that stand behind its end
+            offered[len(offered) - (hi - lo) :][own] = held.slots[lo:hi][own]
         canonical = np.empty_like(slots)
         result = tree.insert(work.at, span, self.columns, slots, canonical, work.lease)
         work.at = Cursor(work.at.root, result.node, result.pages)
@@ -381,9 +382,12 @@ class Keeping:
         lengths = [last]
         if self._states:
             lengths = self._snapshots(work)
+        if last * self.page_tokens >= work.count:
+            # the same tokens alone can't hit at their end: they need a length before it, too
+            lengths = sorted({*lengths, last - self.align_pages}, reverse=True)
         for pages in lengths:
             fits = work.hit_pages < pages <= last and not pages % self.align_pages
-            if fits and self.keep(work, pages, None):
+            if fits and self.keep(work, pages, None) and pages * self.page_tokens < work.count:
                 return
 
     def _snapshots(self, work: Work) -> list[int]:

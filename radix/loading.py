@@ -18,7 +18,7 @@ from radix.errors import CapacityError, TierError
 from radix.events import RequestState
 from radix.lifecycle import Held, Mask, Work
 from radix.misses import stepped
-from radix.plan import Move
+from radix.plan import Cursor, Move
 from radix.residency import Residency
 from radix.tier import TierMode, Urgency
 from radix.transfers import Job, Transfers
@@ -43,6 +43,15 @@ class Loading:
         self.top = 0 if self.placed else -1  # the number of the device in moves
 
     # ------------------------------------------------------------ where blocks are
+    def end(self, work: Work) -> Cursor:
+        """The end of the longest path that the request pins: behind its hit, where a group that
+        looks ahead has what the hit needs.
+        """
+        if not work.ahead:
+            return work.at
+        ahead = self.residency.tree.lease_end(work.at.root, work.ahead)
+        return ahead if ahead.pages > work.at.pages else work.at
+
     def source_of(self, work: Work, group: int, pages: Pages) -> npt.NDArray[np.int8]:
         """For ascending pages of the hit the uppermost readable tier that holds them, or -1."""
         source = np.full(len(pages), -1, np.int8)
@@ -52,7 +61,7 @@ class Loading:
         count = int(pages[-1]) - first + 1
         for tier in reversed(range(len(self.residency.tiers))):
             if self.residency.tiers[tier].mode is not TierMode.OFF:
-                have = self.residency.blocks(work.at, group, tier, first, count)
+                have = self.residency.blocks(self.end(work), group, tier, first, count)
                 source[have[pages - first] != NO_SLOT] = tier
         return source
 
@@ -100,7 +109,7 @@ class Loading:
         if not self.placed or not len(wanted):
             return slots
         first = int(wanted[0])
-        slots[first:] = self.residency.blocks(work.at, group, 0, first, hit - first)
+        slots[first:] = self.residency.blocks(self.end(work), group, 0, first, hit - first)
         if held.rule.everywhere:
             reach = _reach(slots[wanted] != NO_SLOT)
             slots[reach * held.rule.block_pages :] = NO_SLOT
@@ -213,7 +222,7 @@ class Loading:
         for tier in range(self.top + 1, len(self.residency.tiers)):
             pages = wanted[source == tier]
             if len(pages):
-                landing = self.transfers.landing(work.at, tier - 1, group, pages + ahead)
+                landing = self.transfers.landing(self.end(work), tier - 1, group, pages + ahead)
                 if tier - 1 == self.top and held.rule.per_position:
                     landing[:] = False  # each request updates a copy of its own
                 waits |= bool(landing.any())
@@ -239,7 +248,7 @@ class Loading:
         else:
             if self.residency.available(target, group) < len(pages):
                 upto = int(pages[0]) if held.rule.everywhere else 0
-                self.transfers.make_way(work.at, group, target, len(pages), upto)
+                self.transfers.make_way(self.end(work), group, target, len(pages), upto)
             fits = min(len(pages), max(0, self.residency.available(target, group)))
             try:
                 slots = self.residency.reserve(target, group, fits)
@@ -250,7 +259,7 @@ class Loading:
                     self.shorten(work, int(pages[0]), "no room")
                 return
             pages, standing = pages[:fits], standing[:fits]
-        move = Move(work.at, group, tier, target, standing)
+        move = Move(self.end(work), group, tier, target, standing)
         demand = work.demand if direct else None
         if self.transfers.load(move, slots, work.number, Urgency.DEMAND, demand) is not None:
             if direct:
@@ -273,7 +282,8 @@ class Loading:
         if not len(pages):
             return
         first = int(pages[0])
-        have = self.residency.blocks(work.at, group, 0, first, hit - first)
+        path = self.end(work)
+        have = self.residency.blocks(path, group, 0, first, hit - first)
         stands = have[pages - first] != NO_SLOT
         good = stands | held.here[pages]
         if held.rule.everywhere:
@@ -288,7 +298,7 @@ class Loading:
             row = np.full(int(fresh[-1]) - start + 1, NO_SLOT, np.int32)
             row[fresh - start] = held.slots[fresh]
             at = start + held.rule.lookahead_pages
-            held.slots[fresh] = self.residency.attach(work.at, group, 0, at, row)[fresh - start]
+            held.slots[fresh] = self.residency.attach(path, group, 0, at, row)[fresh - start]
         done = pages[good]
         held.own[done], held.here[done] = False, True
         if held.rule.everywhere:
@@ -323,11 +333,12 @@ class Loading:
         if page >= work.hit_pages:
             return
         readable = self.residency.readable()
-        hit, _ = self.residency.tree.joint(work.at, page, readable)
+        path = self.end(work)
+        hit, _ = self.residency.tree.joint(path, page, readable)
         hit = max(hit, work.device_pages)
         step = max(1, self.align_tokens // self.page_tokens)
         if hit > work.device_pages:
-            hit = max(stepped(self.residency, work.at, hit, step, readable), work.device_pages)
+            hit = max(stepped(self.residency, path, hit, step, readable), work.device_pages)
         lost = (work.hit_pages - hit) * self.page_tokens
         self.residency.metrics.add(("match", "miss", reason), lost)
         self.residency.metrics.add(("admit", "hit shortened"), 1)

@@ -90,7 +90,7 @@ class Requests:
         pages = -(-total // self.page_tokens)
         if self.placed:
             needed = [
-                blocks_needed(rule, total, terms.chunk, self.align_tokens)
+                blocks_needed(rule, total, terms.chunk, self.align_tokens, match.hit_pages)
                 for rule in self.residency.rules
             ]
             check_fits(self.residency, needed)
@@ -196,7 +196,7 @@ class Requests:
         known = min(match.structural_pages, match.limit_pages) // step * step
         branch = known if known > max(match.hit_pages, work.hit_pages) else 0
         lengths = {branch, *(tokens // self.align_tokens * step for tokens in boundaries)}
-        ends = [work.prompt_tokens] if not self._states else []
+        ends = [work.prompt_tokens - 1] if not self._states else []
         if work.cacheable is not None:
             ends.append(work.cacheable)
         lengths.update(end // self.align_tokens * step for end in ends)
@@ -246,15 +246,19 @@ class Requests:
     def _reserve_more(self, work: Work, pages: int, total: int) -> None:
         rules = self.residency.rules
         needed = [blocks_needed(rule, total, work.chunk, self.align_tokens) for rule in rules]
-        check_fits(self.residency, needed)
         counts = [0] * len(rules)
         for group, held in enumerate(work.held):
-            if not held.rule.per_position and not held.reuses:
-                last = -(-pages // held.rule.block_pages) * held.rule.block_pages
-                counts[group] = len(held.ends(len(held.slots), last))
-            elif held.reuses:
-                owned = len(held.private())
+            if held.rule.per_position:
+                continue
+            owned = len(held.private())
+            if held.reuses:
                 counts[group] = max(0, min(needed[group] - owned, pages - work.pages))
+                continue
+            last = -(-pages // held.rule.block_pages) * held.rule.block_pages
+            counts[group] = len(held.ends(len(held.slots), last))
+            if not held.rule.everywhere:
+                needed[group] = owned + counts[group]  # what fell behind was given back
+        check_fits(self.residency, needed)
         more = reserve_all(self.residency, counts)
         for held, slots in zip(work.held, more, strict=True):
             old = len(held.slots)
@@ -406,16 +410,9 @@ class Requests:
                 if not len(pages):
                     continue
                 count = int(pages[-1]) + 1
-                have = self.residency.blocks(self._end(work), group, 0, 0, count)
+                have = self.residency.blocks(self.loading.end(work), group, 0, 0, count)
                 if not np.array_equal(have[pages], held.slots[pages]):
                     raise InvariantError("I10", f"{who}: its page table is not the tree's")
-
-    def _end(self, work: Work) -> Cursor:
-        """The end of the longest path that the request pins."""
-        if not work.ahead:
-            return work.at
-        ahead = self.residency.tree.lease_end(work.at.root, work.ahead)
-        return ahead if ahead.pages > work.at.pages else work.at
 
     def _live(self, work: Work, what: str) -> None:
         if work.state not in LIVE:
