@@ -86,12 +86,16 @@ static uint32_t fit_window(const rdx_tree *t, uint32_t g, walk *w, uint32_t n, u
     const rdx_group *rule = &t->rules[g];
     uint32_t ahead = rule->lookahead_pages;
     for (;;) {
-        n = rdx_round_down(n < pages - ahead ? n : pages - ahead, rule->block_pages);
-        if (n == 0) {
-            return 0;
+        n = rdx_round_down(n, rule->block_pages);
+        uint32_t need = rdx_first_page(t, rule, n) + ahead;
+        if (need >= n + ahead) {
+            return n; /* nothing */
+        }
+        if (n + ahead > pages) {
+            n = pages > ahead ? pages - ahead : 0;
+            continue;
         }
         w->seen = w->seen < n + ahead ? w->seen : n + ahead;
-        uint32_t need = rdx_first_page(t, rule, n) + ahead;
         bool gap = false;
         while (w->seen > need && !gap) {
             while (node_at(t, w->node)->start >= w->seen) {
@@ -153,10 +157,8 @@ uint32_t rdx_joint_hit(const rdx_tree *t, uint32_t i, uint32_t pages, uint32_t l
                 fit = rdx_round_down(n < caps[g] ? n : caps[g], rule->block_pages);
             } else if (rule->rule == RDX_RULE_STATE) {
                 fit = fit_state(t, g, &walks[g], n, tiers);
-            } else if (pages > rule->lookahead_pages) {
-                fit = fit_window(t, g, &walks[g], n, pages, tiers);
             } else {
-                fit = 0;
+                fit = fit_window(t, g, &walks[g], n, pages, tiers);
             }
             *stop = fit < n ? stop_of(rule) : *stop;
             n = fit;
