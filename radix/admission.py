@@ -15,27 +15,35 @@ from radix.tier import Slots
 
 
 def blocks_needed(
-    rule: Rule, tokens: int, chunk_tokens: int | None = None, align_tokens: int = 1
+    rule: Rule,
+    tokens: int,
+    chunk_tokens: int | None = None,
+    align_tokens: int = 1,
+    hit_pages: int = 0,
 ) -> int:
     """Blocks of one group that a request of ``tokens`` tokens, generated ones included, holds at
     once in the first tier.
 
-    Every block, one a token run of the grid; where only the last tokens count and a step computes
-    at most ``chunk_tokens``, what a window and a chunk overlap, and the window of the last length
-    that can be hit (a multiple of ``align_tokens``); of a state the running one and the two that
-    roll.
+    Every block, one a token run of the grid, but for those that lie behind the window of a hit of
+    ``hit_pages``; where only the last tokens count and a step computes at most ``chunk_tokens``,
+    what a window and a chunk overlap, and the window of the last length that can be hit (a multiple
+    of ``align_tokens``); of a state the running one and the two that roll.
     """
     if rule.per_position:
         return 1 + ROLLING
     blocks = -(-tokens // rule.grid_tokens)
-    if rule.everywhere or not rule.kept or chunk_tokens is None:
+    if rule.everywhere or not rule.kept:
         return blocks
+    if chunk_tokens is None:
+        return blocks - min(hit_pages, rule.first_page(hit_pages)) // rule.block_pages
     span = rule.reach_tokens + chunk_tokens + align_tokens - 1
     return min(blocks, -(-(span - 1) // rule.grid_tokens) + 1)
 
 
 def check_fits(residency: Residency, needed: Sequence[int]) -> None:
-    """R0: ``NeverFitsError`` at once for what no waiting can make fit. ``needed``: by group."""
+    """R0: ``NeverFitsError`` at once for what no waiting can make fit. ``needed``: by group the
+    blocks that the request holds at once.
+    """
     for group, spec in enumerate(residency.groups):
         capacity = residency.tiers[0].capacity_blocks(group)
         if needed[group] > capacity:

@@ -143,11 +143,18 @@ class Transfers(Jobs[Move]):
         return self._start_store(self._pinned(part, upper_slots[: len(lower)], lower, owner))
 
     def store_again(self, move: Move, upper_slots: Slots, owner: int) -> bool:
-        """Offers a refused store once more, less what has come down otherwise meanwhile."""
+        """Offers a refused store once more, less what has come down otherwise meanwhile, or went:
+        blocks behind a window are pinned by nobody while they wait.
+        """
         pages, first = move.pages, int(move.pages[0])
         count = int(pages[-1]) - first + 1
         below = self.residency.slots(move.at, move.group, move.target, first, count)[pages - first]
         left = (below == NO_SLOT) & ~self.landing(move.at, move.target, move.group, pages)
+        if move.source >= 0:
+            have = self.residency.slots(move.at, move.group, move.source, first, count)
+            gone = have[pages - first] != upper_slots
+            self.count("declined", move.target, move.group, int((left & gone).sum()))
+            left &= ~gone
         if not left.any():
             return True
         part = Move(move.at, move.group, move.source, move.target, pages[left])

@@ -47,10 +47,10 @@ def alignment(rules: Sequence[Rule], align_tokens: int) -> int:
 
 def grid_cuts(first: int, last: int, prompt: int, grid: int, taken: int, spacing: int) -> list[int]:
     """Lengths in (first, last] at which the end of the turn may come to lie: the last of the grid
-    in the prompt, every one behind it. ``taken``: the last length that has a snapshot.
+    that the same prompt could hit, every one behind it. ``taken``: the last length with a snapshot.
     """
     cuts: list[int] = []
-    start = max(first + 1, prompt // grid * grid)
+    start = max(first + 1, (prompt - 1) // grid * grid)
     for position in range(-(-start // grid) * grid, last + 1, grid):
         if position and position - taken >= max(1, spacing):
             cuts.append(position)
