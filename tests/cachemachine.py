@@ -392,20 +392,28 @@ class DiskMachine(CacheMachine):
         seed=st.integers(0, 1 << 16),
         faults=st.booleans(),
         payload=st.sampled_from(("slab", "lmdb")),
+        groups=st.just(1) | st.randoms(use_true_random=False),
     )
     def begin(
-        self, page_tokens: int, blocks: tuple[int, int], seed: int, faults: bool, payload: str
+        self,
+        page_tokens: int,
+        blocks: tuple[int, int],
+        seed: int,
+        faults: bool,
+        payload: str,
+        groups: int | random.Random = 1,
     ) -> None:
         self.folder = TemporaryDirectory()
-        self.world = page_tokens, blocks, seed, faults, payload
+        kinds = GROUPS[:1] if isinstance(groups, int) else mix(groups, page_tokens)
+        self.world = page_tokens, blocks, seed, faults, payload, kinds
         self.start()
 
     def start(self) -> None:
-        page_tokens, (on_device, on_host), seed, faults, payload = self.world
-        host = HostTier(on_host * 4096, segment_bytes=4096, verify=True)
+        page_tokens, (on_device, on_host), seed, faults, payload, kinds = self.world
+        host = HostTier(on_host * 4096 * len(kinds), segment_bytes=4096, verify=True)
         disk = DiskTier(
             Path(self.folder.name, "disk"),
-            limit_bytes=2 << 20,
+            limit_bytes=len(kinds) * (2 << 20),
             payload=payload,
             segment_bytes=1 << 16,
         )
@@ -413,7 +421,7 @@ class DiskMachine(CacheMachine):
             FaultyTier(host, plan(seed, faults)),
             FaultyTier(disk, plan(seed + 1, faults)),
         ]
-        self.open(page_tokens, 1, DeviceTier(blocks=on_device, device="cpu"), below)
+        self.open(page_tokens, kinds, DeviceTier(blocks=on_device, device="cpu"), below)
 
     def reopen(self) -> None:
         """What was durable at the close is there again, and right."""
@@ -424,7 +432,7 @@ class DiskMachine(CacheMachine):
         self.rig.finish_all()
         self.rig.cache.flush()
         disk = self.rig.cache.residency.tiers[2]
-        durable = disk.usage().used_blocks[0]
+        durable = sum(disk.usage().used_blocks)
         self.rig.cache.close()
         self.start()
         self.rig.known = known

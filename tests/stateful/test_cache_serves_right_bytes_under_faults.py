@@ -81,7 +81,7 @@ def test_cache_over_memory_keeps_its_invariants() -> None:
     _run(MemoryMachine, 25, 50)
 
 
-def _disk_storm(seed: int, steps: int) -> None:
+def _disk_storm(seed: int, steps: int, *, mixed: bool = False) -> None:
     """Over real threads and a real disk what is ready when is not the seed's alone, so these are
     storms: Hypothesis wants the same rules to be possible each time.
     """
@@ -93,6 +93,7 @@ def _disk_storm(seed: int, steps: int) -> None:
         seed=seed,
         faults=rng.random() < 0.5,
         payload=rng.choice(("slab", "lmdb")),
+        groups=random.Random(seed) if mixed else 1,
     )
     for number in range(steps):
         if rng.random() < 0.03:
@@ -107,6 +108,17 @@ def _disk_storm(seed: int, steps: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_cache_over_a_disk_keeps_its_invariants(seed: int) -> None:
     _disk_storm(seed, 80)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cache_of_mixed_groups_over_a_disk_keeps_its_invariants(seed: int) -> None:
+    _disk_storm(seed, 80, mixed=True)
+
+
+@pytest.mark.long
+def test_cache_of_mixed_groups_in_many_storms_keeps_its_invariants() -> None:
+    for seed in range(1000, 2000):
+        _storm(seed, 150, mixed=True)
 
 
 @pytest.mark.long
