@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Run:
     request: Request
     told: int = 0
     hit: int = 0
+    chunk: int | None = None  # tokens that one forward computes at most
 
 
 @dataclass
@@ -139,7 +141,7 @@ class Drafting:
             assert found == wanted, f"{what}: state of {told} tokens"
 
     # ------------------------------------------------------------ requests
-    def admit(self, prompt: Sequence[int], **more: object) -> Run:
+    def admit(self, prompt: Sequence[int], **more: Any) -> Run:
         """Starts a request, waits until it runs, and looks at every byte of its hit."""
         request = self.cache.admit(np.array(prompt, np.int32), **more)
         for _ in range(200):
@@ -148,27 +150,36 @@ class Drafting:
             self.cache.wait(0.02)
             self.cache.poll()
         assert request.ready, "the request never ran"
-        run = Run(request, request.hit_tokens, request.hit_tokens)
+        chunk = more.get("chunk_tokens")
+        run = Run(request, request.hit_tokens, request.hit_tokens, chunk)
         hit = tuple(prompt[: run.told])
         assert not hit or hit in self.known, f"a hit of {run.told} tokens that nobody computed"
         self.look(run, "hit")
         return run
 
     def compute(self, run: Run, end: int) -> None:
-        """One forward up to ``end`` tokens, in the slots of the page table."""
-        self.write(run, run.told, end)
-        self.advance(run, run.told, end)
-        self.tell(run, end)
+        """Forwards up to ``end`` tokens, in the slots of the page table."""
+        while run.told < end:
+            upto = end if run.chunk is None else min(end, run.told + run.chunk)
+            self.prepare(run, upto)
+            self.write(run, run.told, upto)
+            self.advance(run, run.told, upto)
+            self.tell(run, upto)
 
-    def tell(self, run: Run, end: int) -> None:
-        """Says that the first ``end`` tokens are computed."""
+    def prepare(self, run: Run, end: int) -> None:
+        """Has slots for the tokens up to ``end``, where pages reuse those of others."""
+        if run.chunk is not None:
+            run.request.prepare(end - run.told)
+
+    def tell(self, run: Run, end: int, fence: int | None = None) -> None:
+        """Says that the first ``end`` tokens are computed once the fence passes."""
         tokens = run.request.tokens().tolist()
         for length in range(run.told + 1, end + 1):
             self.known.add(tuple(tokens[:length]))
-        run.request.computed(end)
+        run.request.computed(end, fence=fence, reuse=fence)
         run.told = end
 
-    def start(self, prompt: Sequence[int], sampled: int = 1, **more: object) -> Run:
+    def start(self, prompt: Sequence[int], sampled: int = 1, **more: Any) -> Run:
         """A request whose prompt is computed and whose first token is sampled."""
         run = self.admit(prompt, **more)
         try:
@@ -216,7 +227,7 @@ class Drafting:
                 self.put_state(group, slot, self.prefix(run, stage, draft))
 
     def accept(
-        self, run: Run, stage: Stage, path: Sequence[int], bonus: int | None, **more: object
+        self, run: Run, stage: Stage, path: Sequence[int], bonus: int | None, **more: Any
     ) -> None:
         """Accepts a path and looks at every byte of it."""
         before = run.request.tokens().tolist()
@@ -226,7 +237,7 @@ class Drafting:
         assert not stage.open
         end = len(before) + len(path)
         self.write(run, run.told, end, again=True)
-        self.tell(run, end)
+        self.tell(run, end, more.get("fence"))
         self.look(run, "accepted")
 
     def settle(self) -> None:

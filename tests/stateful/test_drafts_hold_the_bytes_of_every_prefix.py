@@ -69,7 +69,10 @@ class Machine:
         prompt = [*past[: self.rng.randint(0, len(past))], *self.tokens(1, 6)]
         try:
             run = self.rig.start(
-                prompt, self.rng.randrange(ALPHABET), new_tokens=self.rng.randint(0, 4)
+                prompt,
+                self.rng.randrange(ALPHABET),
+                new_tokens=self.rng.randint(0, 4),
+                chunk_tokens=self.rng.choice((None, 4, 6)),
             )
         except (CapacityError, NeverFitsError):
             self.refused += 1
@@ -88,12 +91,18 @@ class Machine:
             assert books(self.rig, run) == before
             self.refused += 1
             return
-        self.rig.compute(run, len(run.request) - self.rng.randint(0, 1))
+        with suppress(CapacityError):
+            self.rig.compute(run, len(run.request) - self.rng.randint(0, 1))
         self.rig.look(run, "sampled")
 
     def draft(self, run: Run) -> None:
         stage = self.stages.get(run.request.id)
         if stage is None:
+            try:
+                self.rig.prepare(run, len(run.request))
+            except CapacityError:
+                self.refused += 1
+                return
             stage = run.request.stage()
         self.stages[run.request.id] = stage
         eager = self.rng.random() < 0.5
@@ -115,7 +124,7 @@ class Machine:
         if rng.random() < 0.15:
             stage.rollback(self.fence())
             del self.stages[run.request.id]
-            self.rig.tell(run, len(run.request))
+            self.rig.tell(run, len(run.request), self.fence())
         else:
             path = path_to(stage, rng.randint(ROOT, len(stage) - 1))
             path = path[: rng.randint(0, len(path))] if rng.random() < 0.3 else path
