@@ -46,14 +46,13 @@ def model_table(report: ModelReport) -> Table:
     """Return the table of a replay of a model: a row for each budget and checkpoint policy."""
     title = (
         f"{Path(report.trace).name}, {report.model}: {report.requests:,} requests, "
-        f"{report.prompt_tokens:,} tokens; 100 % is {size(report.footprint_bytes)}, all that "
-        f"{report.footprint_checkpoints} keeps without a limit"
+        f"{report.prompt_tokens:,} tokens; all that {report.footprint_checkpoints} keeps without a "
+        f"limit is {size(report.footprint_bytes)} and hits {report.footprint_hit_tokens:,} tokens"
     )
     table = Table(title=escape(title), title_justify="left")
     table.add_column("budget", justify="right")
     table.add_column("checkpoints")
-    headings = ("hit tokens", "of all", "without limit", "known, no hit", "states", "most", "s")
-    for heading in headings:
+    for heading in ("hit tokens", "of all", "known, no hit", "states"):
         table.add_column(heading, justify="right")
     for run in report.runs:
         table.add_row(
@@ -61,11 +60,8 @@ def model_table(report: ModelReport) -> Table:
             escape(run.checkpoints),
             f"{run.hit_tokens:,}",
             share(run.hit_tokens, report.prompt_tokens),
-            share(run.hit_tokens, report.footprint_hit_tokens),
             f"{run.known_tokens - run.hit_tokens:,}",
             size(run.state_bytes),
-            size(run.state_bytes_peak),
-            f"{run.seconds:.2f}",
         )
     if report.odd_lengths:
         table.caption = (

@@ -75,6 +75,90 @@ class Simulated:
         )
 
 
+@dataclass
+class Limited(Simulated):
+    """The same under one budget of bytes: what was used longest ago goes first, over all groups,
+    and before it what no hit can use. By the page, where the real order goes by the edge.
+    """
+
+    budget_bytes: int = 0
+    clock: int = 0
+
+    def dead(self, number: int, entry: Path) -> bool:
+        """Whether no hit can use it as things are."""
+        full, others = self.held[0], self.held[1:]
+        if number > 0:
+            return entry not in full
+        return any(
+            entry not in held
+            for group, held in zip(self.groups[1:], others, strict=True)
+            if group.rule == "state" or group.reach
+        )
+
+    def oldest(self, pinned: set[tuple[int, Path]]) -> tuple[int, Path] | None:
+        """The block that goes next; of one age a deeper one of a group that keeps everything."""
+        parents = {entry[:-1] for entry in self.held[0]}
+        ages = [
+            (0 if self.dead(number, entry) else stamp, number, 0 if number else -len(entry), entry)
+            for number, held in enumerate(self.held)
+            for entry, stamp in held.items()
+            if (number, entry) not in pinned and (number or entry not in parents)
+        ]
+        return min(ages)[1::2] if ages else None
+
+    def use(self, path: Path, end: int) -> None:
+        self.clock += 1
+        for group, held in zip(self.groups, self.held, strict=True):
+            for page in group.needs(end):
+                if path[: page + 1] in held:
+                    held[path[: page + 1]] = self.clock
+
+    def pins(self, path: Path, hit: int, known: int) -> set[tuple[int, Path]]:
+        return {
+            (number, path[: page + 1])
+            for number, group in enumerate(self.groups)
+            for page in group.needs(known if number == 0 else hit)
+        }
+
+    def brings(self, path: Path, hit: int, places: Sequence[int], pins: int) -> int:
+        """Bytes that an insert adds to what is pinned."""
+        return pins + sum(
+            group.block_bytes
+            for number, group in enumerate(self.groups)
+            for page in self.brought(group, len(path), places)
+            if page >= hit and (number or path[: page + 1] not in self.held[0])
+        )
+
+    def insert(self, path: Path, hit: int, places: Sequence[int]) -> None:
+        known = self.known(path, len(path))
+        pinned = self.pins(path, hit, known)
+        held_bytes = sum(self.groups[number].block_bytes for number, _ in pinned)
+        places = list(places)
+        while len(places) > 1 and self.brings(path, hit, places, held_bytes) > self.budget_bytes:
+            del places[0]
+        while path[hit:] and self.brings(path, hit, places, held_bytes) > self.budget_bytes:
+            path = path[:-1]
+            places = [min(place, len(path)) for place in places if min(place, len(path)) > hit]
+        new = [
+            (number, path[: page + 1])
+            for number, group in enumerate(self.groups)
+            for page in self.brought(group, len(path), places)
+            if page >= hit
+        ]
+        fresh = [(n, entry) for n, entry in new if entry not in self.held[n]]
+        needed = sum(self.groups[number].block_bytes for number, _ in fresh)
+        while self.bytes() + needed > self.budget_bytes:
+            victim = self.oldest(pinned | set(new))
+            if victim is None:
+                break
+            del self.held[victim[0]][victim[1]]
+        self.clock += 1
+        for number, entry in new:
+            self.held[number].setdefault(entry, self.clock)
+        self.use(path, hit)
+        self.use(path, len(path))
+
+
 Places = Callable[[int, int, int], list[int]]
 
 
