@@ -227,11 +227,6 @@ def _open(**more: object) -> PrefixCache:
         ({"groups": [Group("g", KV.layout, grid_tokens=30)]}, ValueError, "'g': grid_tokens 30"),
         ({"groups": [Group("l", KV.layout, lookup=False)]}, UnsupportedError, "'l': a group"),
         (
-            {"groups": [Group("s", Layout(KV.layout.parts, store_shards=2))]},
-            UnsupportedError,
-            "'s': sharded",
-        ),
-        (
             {"groups": [Group.full(f"g{n}", 8) for n in range(65)]},
             UnsupportedError,
             "at most 64",
