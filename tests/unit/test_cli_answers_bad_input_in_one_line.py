@@ -216,7 +216,7 @@ def test_a_model_is_replayed_to_a_table_json_and_a_plot(
     arguments += ["--json", str(result), "--plot", str(plot)]
     assert main(["replay", str(source), *arguments]) == 0
     out, err = capsys.readouterr()
-    assert "Jamba-v0.1" in out and "tokens" in out
+    assert "Jamba-v0.1" in out and "every=1024" in out
     assert err == ""
     assert plot.read_bytes().startswith(b"\x89PNG")
     runs = json.loads(result.read_text())["runs"]
