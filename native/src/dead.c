@@ -49,6 +49,9 @@ static uint64_t round_up(uint64_t n, uint64_t b) { return (n + b - 1) / b * b; }
 /* The least length, in pages, whose window or chunk begins at page `first` or behind it. */
 static uint64_t least_length(const rdx_tree *t, const rdx_group *rule, uint64_t first) {
     uint64_t page = t->page_tokens;
+    if (first == 0) {
+        return rule->block_pages;
+    }
     if (rule->rule == RDX_RULE_WINDOW) {
         return round_up(first + round_up(rule->reach_tokens, page) / page, rule->block_pages);
     }
@@ -65,8 +68,8 @@ static bool serves_nothing(const rdx_tree *t, uint32_t i, uint32_t g) {
     }
     hull h = hull_of(t, i, g);
     uint64_t ahead = rule->lookahead_pages;
-    if (covered == x->len &&
-        h.hi == rdx_round_down(x->start + x->len, rule->block_pages) - x->start) {
+    bool goes_on = x->start + h.hi == rdx_round_down(x->start + x->len, rule->block_pages);
+    if (covered == x->len && goes_on) {
         return false; /* it may serve a length further down */
     }
     uint64_t least = round_up(x->start + 1, rule->block_pages);
@@ -75,7 +78,8 @@ static bool serves_nothing(const rdx_tree *t, uint32_t i, uint32_t g) {
     } else if (ahead) {
         return false; /* it may serve one further up */
     }
-    return least + ahead > (uint64_t)x->start + h.hi || least > (uint64_t)x->start + covered;
+    bool whole = goes_on || least + ahead <= (uint64_t)x->start + h.hi;
+    return !whole || least > (uint64_t)x->start + covered;
 }
 
 /* Whether a hit that ends in node i lacks a snapshot, or a window, wherever it ends. */
@@ -107,7 +111,8 @@ void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next) {
     }
     uint32_t belongs = rdx_is_dead(t, i, column) ? LISTED_DEAD : LISTED_LIVE;
     if (k->listed != belongs) {
-        rdx_list_before(t, i, column, next, k->stamp ? k->stamp : t->clock, belongs);
+        uint64_t now = t->clock ? t->clock : 1; /* 0 is what is dead */
+        rdx_list_before(t, i, column, next, k->stamp ? k->stamp : now, belongs);
     }
 }
 
