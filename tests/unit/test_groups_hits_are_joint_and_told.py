@@ -118,14 +118,14 @@ def test_windows_of_different_length_each_keep_their_own() -> None:
     rig = build(
         page_tokens=2, groups=(full(), window(4), window(9, "far"), chunked(8)), device=(32,) * 4
     )
-    serve(rig, PROMPT)
-    assert rig.cache.usage()["device"].used_blocks == (10, 2, 4, 2), "8 tokens, 3, and from 16 on"
+    serve(rig, [*PROMPT, 1])
+    assert rig.cache.usage()["device"].used_blocks == (10, 2, 4, 2), "3 tokens, 8, and from 16 on"
     assert rig.cache.explain([*PROMPT, 1]).hit_tokens == 20
     assert rig.evict(2, 1, 0) == 1
     told = rig.cache.explain([*PROMPT, 1])
     assert told.hit_tokens == 0 and told.reason == "window gap"
     assert told.branch_tokens == 20
-    serve(rig, [*PROMPT, 1])
+    serve(rig, [*PROMPT, 2])
     assert rig.cache.explain([*PROMPT, 1]).hit_tokens == 20
     rig.finish_all()
 
