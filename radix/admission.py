@@ -36,7 +36,7 @@ def blocks_needed(
         return blocks
     if chunk_tokens is None:
         return blocks - min(hit_pages, rule.first_page(hit_pages)) // rule.block_pages
-    span = rule.reach_tokens + chunk_tokens + align_tokens - 1
+    span = rule.reach_tokens + chunk_tokens + align_tokens
     return min(blocks, -(-(span - 1) // rule.grid_tokens) + 1)
 
 

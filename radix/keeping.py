@@ -341,7 +341,10 @@ class Keeping:
         """What lies behind every window gives its slot back."""
         if not self.placed:
             return
-        last = work.computed // self.page_tokens // self.align_pages * self.align_pages
+        if not work.computed:
+            return
+        # the last length that these tokens alone could hit
+        last = (work.computed - 1) // self.page_tokens // self.align_pages * self.align_pages
         for group in self.parts:
             held = work.held[group]
             if held.rule.per_position:
