@@ -17,8 +17,9 @@ import pytest
 
 from radix.cache import PrefixCache
 from radix.content import Content
-from radix.groups import Group
+from radix.groups import Group, Retention
 from radix.keys import Namespace
+from radix.layout import Layout
 from radix.request import Request
 from tests.oracle import expand
 from tests.ticktier import Bytes, peek
@@ -246,6 +247,43 @@ def test_random_prompts_with_images_hit_what_they_share(
             if rng.random() < 0.08:
                 one.reopen()
         assert hits and sorted(one.served) == ["device", "disk", "host"], f"seed {seed}"
+
+
+@both
+def test_windows_and_snapshots_of_prompts_with_images_come_back(tmp_path: Path, keys: str) -> None:
+    """After a restart their records find the pages of the same tokens and contents, no others."""
+    groups = (
+        Group.full("kv", 64),
+        Group("near", Layout.opaque(24), Retention("window", 6)),
+        Group("state", Layout.opaque(40), Retention("state")),
+    )
+    tokens, contents = np.arange(21, dtype=np.int32) % 5, [Content(3, 6, CAT), Content(13, 2, DOG)]
+
+    def start() -> PrefixCache:
+        disk = DiskTier(tmp_path, limit_bytes=8 << 20, segment_bytes=1 << 18)
+        tiers = [HostTier(256 * 4096, segment_bytes=4096), disk]
+        return PrefixCache(groups, tiers, page_tokens=4, keys=keys)
+
+    cache = start()
+    request = cache.admit(tokens, content=contents, boundaries=[8])
+    for stop in request.cuts(len(tokens)):
+        request.snapshot(stop)
+    request.computed(len(tokens))
+    request.finish()
+    cache.flush()
+    cache.close()
+    cache = start()
+    assert cache.metrics.get("restore", "unlinked", "disk") == 0
+    swapped = [Content(3, 6, CAT), Content(13, 2, OWL)]
+    for given, hit in ((contents, 20), (swapped, 8), (contents[:1], 8), (None, 0)):
+        assert cache.explain(tokens, content=given).hit_tokens == hit
+        request = cache.admit(tokens, content=given)
+        request.wait()
+        assert request.hit_tokens == hit
+        request.abort()
+        cache.flush()
+    cache.check()
+    cache.close()
 
 
 @both
