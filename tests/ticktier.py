@@ -17,6 +17,7 @@ from radix.tier import Capability, Tier, Transfer
 from tiers.copies import plane_array
 from tiers.pools import PooledTier, all_of, blocks_of_groups
 from tiers.transfer import Planes
+from tiers.views import Cut
 
 Bytes = npt.NDArray[np.uint8]
 _MAPPED = Capability(
@@ -30,7 +31,7 @@ _MAPPED = Capability(
 
 
 def peek(tier: Tier, group: int, slot: int) -> Bytes:
-    """The bytes of a slot, as they lie in memory: a view."""
+    """The bytes of a slot, as they lie in memory of one plane: a view."""
     plane = tier.planes(group)[0]
     size, place = int(plane["bytes"]), int(plane["base"]) + int(slot) * int(plane["stride"])
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(place))
@@ -49,7 +50,7 @@ class TickTier(PooledTier):
         self.pace = pace
         self.held: set[int] = set()  # jobs that do not end
         self._random = random.Random(seed)
-        self._waiting: list[tuple[Transfer, Tier, bool]] = []
+        self._waiting: list[tuple[Transfer, Tier, Cut, bool]] = []
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         counts = blocks_of_groups(self._blocks, len(groups), "blocks")
@@ -73,9 +74,11 @@ class TickTier(PooledTier):
         self._take(transfer, upper, storing=False)
 
     def _take(self, transfer: Transfer, upper: Tier, *, storing: bool) -> None:
-        self._accept(transfer, upper, storing=storing)
+        cut = self._accept(transfer, upper, storing=storing)
         self._running[transfer.job] = transfer
-        self._waiting.append((transfer, upper, storing))
+        self._waiting.append((transfer, upper, cut, storing))
+        if storing:
+            self._will_write(transfer, cut)
 
     def _progress(self) -> None:
         ready = [
@@ -85,14 +88,27 @@ class TickTier(PooledTier):
         ]
         self._waiting = [item for item in self._waiting if item not in ready]
         self._random.shuffle(ready)
-        for transfer, upper, storing in ready:
+        for transfer, upper, cut, storing in ready:
             del self._running[transfer.job]
-            for above, below in zip(transfer.upper_slots, transfer.lower_slots, strict=True):
-                theirs, ours = peek(upper, transfer.group, above), self._rows[transfer.group][below]
-                if storing:
-                    ours[:] = theirs
-                else:
-                    theirs[:] = ours
-            self._done.append(
-                all_of(transfer, True, len(transfer.lower_slots) * self._rows[0].shape[1], None)
+            mine, theirs = (
+                np.concatenate(
+                    [np.arange(at, at + size) for at, size in zip(starts, sizes, strict=True)]
+                )
+                for starts, sizes in (
+                    (cut.below.tolist(), cut.sizes.tolist()),
+                    (cut.above.tolist(), cut.sizes.tolist()),
+                )
             )
+            for above, below in zip(transfer.upper_slots, transfer.lower_slots, strict=True):
+                there, here = peek(upper, transfer.group, above), self._rows[transfer.group][below]
+                if storing:
+                    here[mine] = there[theirs]
+                else:
+                    there[theirs] = here[mine]
+            every = np.ones(len(transfer.lower_slots), np.bool_)
+            if storing:
+                self._wrote(transfer, cut, every)
+            else:
+                upper.arrived(transfer.group, np.asarray(transfer.upper_slots), cut.view)
+            nbytes = len(transfer.lower_slots) * cut.nbytes
+            self._done.append(all_of(transfer, True, nbytes, None))
