@@ -71,18 +71,18 @@ def check(groups: tuple[Group, ...], page: int, *, step: int) -> None:
     """Stores and reads again prompts of every length, each below a first token of its own."""
     cache = PrefixCache(groups, [IndexTier(4096)], page_tokens=page)
     unit = cache.align_tokens
+    mix = [(group.retention.rule, group.retention.tokens, group.grid_tokens) for group in groups]
     for n in LENGTHS:
-        prompt, what = [n, *range(100, 99 + n)], f"P={page} {groups} n={n} step={step}"
+        prompt, what = [n, *range(100, 99 + n)], f"{page=} {mix} {n=} {step=}"
         assert run(cache, prompt, step=step) == 0, what
         more = [*prompt, *[7] * page]
         told = cache.explain(more)
         assert told.hit_tokens == n // unit * unit == most(cache, more), what
+        # sent again, one token is left to compute: the hit is at most one unit shorter
         again = cache.explain(prompt)
-        assert again.hit_tokens == most(cache, prompt) <= n - 1, what
-        # sent again it is hit the third time at the latest: the second leaves what was missing
-        run(cache, prompt, step=step)
-        third = cache.explain(prompt)
-        assert third.hit_tokens == (n - 1) // unit * unit == most(cache, prompt), what
+        assert again.hit_tokens == (n - 1) // unit * unit == most(cache, prompt), what
+        assert run(cache, prompt, step=step) == again.hit_tokens, what
+        assert cache.explain(more).hit_tokens == told.hit_tokens, what
     cache.check()
     for group in range(len(groups)):
         stats = cache.tree.column_stats(cache.tree.column(group, 0))

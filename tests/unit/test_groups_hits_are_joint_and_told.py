@@ -37,7 +37,7 @@ def rig() -> Rig:
     made = build(
         page_tokens=2, groups=(full(), window(4), state()), device=(32, 16, 16), below=(64,)
     )
-    serve(made, PROMPT, boundaries=[8])
+    serve(made, [*PROMPT, 0], boundaries=[8])
     return made
 
 
