@@ -7,10 +7,7 @@ model gives without any cache (I24); what served the hits is counted.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from math import lcm
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,138 +19,18 @@ from radix.events import RequestState
 from radix.request import Request
 from radix.stages import Stage
 from radix.tier import Slots
-from tests.refmodel import VOCAB, Array, Kind, Model, Paged, State
+from tests.refmodel import VOCAB, Array, Paged, State
+from tests.refworld import SEGMENT, Ask, Clients, Served, Talk, World, choose
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
+from tiers.faults import Call, Fault, FaultPlan, FaultyTier
 from tiers.host import HostTier
 
-STATE = "memory"
-SEGMENT = 4096
 PATIENCE = 400  # turns of the loop in which nothing moves
-
-
-@dataclass(frozen=True)
-class World:
-    """What one seed decides before the first request."""
-
-    seed: int
-    model: Model
-    device_blocks: dict[str, int]
-    host_bytes: int
-    payload: str
-    chunk: int  # tokens that one forward computes at most
-    chunked: bool  # whether requests reserve chunk by chunk
-    boundaries: bool
-    drafts: bool
-    fences: bool
-
-    @classmethod
-    def draw(cls, seed: int) -> World:
-        """The world of a seed."""
-        rng = random.Random(seed)
-        page = (1, 2, 4)[seed % 3]
-        near, far = rng.sample((1, page, page + 1, 2 * page + 1, 3 * page, 5 * page), 2)
-        kinds = [
-            Kind("full", layers=rng.randint(1, 2), grid=rng.choice((None, None, 2 * page))),
-            Kind("near", "window", near),
-            Kind(STATE, "state", grid=rng.choice((page, 2 * page, 3, 5 if page < 4 else 3))),
-            Kind("far", "window", far, grid=rng.choice((None, None, 2 * page))),
-        ]
-        if rng.random() < 0.3:
-            kinds.append(Kind("local", "chunked", 3 * page))
-        pages = {1: rng.randint(52, 64), 2: rng.randint(40, 52), 4: rng.randint(26, 34)}[page]
-        blocks = {
-            kind.name: pages * page // kind.block_tokens(page) + 1 for kind in kinds if kind.rule
-        }
-        blocks[STATE] = rng.randint(10, 16)
-        return cls(
-            seed=seed,
-            model=Model(tuple(kinds), page, seed),
-            device_blocks=blocks,
-            host_bytes=rng.randint(24, 64) * SEGMENT,
-            payload=rng.choice(("slab", "lmdb")),
-            chunk=rng.randint(page, 4 * page + 3),
-            chunked=rng.random() < 0.5,
-            boundaries=rng.random() < 0.5,
-            drafts=rng.random() < 0.6,
-            fences=rng.random() < 0.5,
-        )
-
-    @property
-    def page(self) -> int:
-        """Tokens a page."""
-        return self.model.page_tokens
-
-    @property
-    def grid(self) -> int:
-        """Tokens between two places where all groups can be hit."""
-        return lcm(self.page, *(kind.block_tokens(self.page) for kind in self.model.kinds))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that fits the device alone."""
-        return (self.device_blocks["full"] - 1) * self._kind("full").block_tokens(self.page)
-
-    def _kind(self, name: str) -> Kind:
-        return next(kind for kind in self.model.kinds if kind.name == name)
-
-
-@dataclass
-class Served:
-    """What a run counted, in tokens: of prompts, of hits by what they came from."""
-
-    requests: int = 0
-    talks: int = 0
-    prompt: int = 0
-    hit: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Served) -> None:
-        """Takes another run's counts too."""
-        self.requests += other.requests
-        self.talks += other.talks
-        self.prompt += other.prompt
-        self.hit += other.hit
-        self.sources += other.sources
-
-
-def choose(logits: Array, salt: int, position: int) -> int:
-    """The token sampled at ``position``: the same wherever the same logits are."""
-    noise = np.random.default_rng((salt, position)).gumbel(size=VOCAB)
-    return int(np.argmax(logits + noise))
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request as its client sends it, and what the model answers without a cache."""
-
-    prompt: list[int]
-    new: int
-    salt: int
-    system: int  # tokens of the system prompt
-    tokens: list[int]  # prompt and answer
-    logits: Array  # behind each of them but the last
-
-    @classmethod
-    def of(cls, model: Model, prompt: list[int], new: int, salt: int, system: int) -> Ask:
-        """Runs the model without a cache."""
-        plain, logits, tokens = model.plain(), [], list(prompt)
-        for token in prompt:
-            logits.append(plain.feed(token))
-        for count in range(new):
-            tokens.append(choose(logits[-1], salt, len(tokens)))
-            if count < new - 1:
-                logits.append(plain.feed(tokens[-1]))
-        return cls(prompt, new, salt, system, tokens, np.array(logits))
-
-
-@dataclass
-class Talk:
-    """A conversation: its system prompt, and every sequence that ended in an answer."""
-
-    system: list[int]
-    ends: list[list[int]] = field(default_factory=list)
-    busy: int = 0  # requests that are not answered yet
+FAULTS: Mapping[Call, Mapping[Fault, float]] = {
+    "store": {Fault.REFUSE: 0.05, Fault.FAIL: 0.04, Fault.PART: 0.04},
+    "load": {Fault.REFUSE: 0.04, Fault.FAIL: 0.06, Fault.PART: 0.06, Fault.CORRUPT: 0.06},
+}
 
 
 class Retracted(Exception):
@@ -181,17 +58,20 @@ class Engine:
             for kind in world.model.kinds
         }
         self.paged = Paged(world.model, tensors)
+        host = HostTier(world.host_bytes, segment_bytes=SEGMENT, verify=True)
+        disk = DiskTier(
+            self.folder / "disk",
+            limit_bytes=4 << 20,
+            payload=world.payload,
+            segment_bytes=1 << 16,
+        )
+        plan = FaultPlan(rates=FAULTS, seed=world.seed, delay_polls=2, reorder=True)
         self.cache = PrefixCache(
             world.model.groups(),
             [
                 DeviceTier(tensors, device="cpu"),
-                HostTier(world.host_bytes, segment_bytes=SEGMENT, verify=True),
-                DiskTier(
-                    self.folder / "disk",
-                    limit_bytes=4 << 20,
-                    payload=world.payload,
-                    segment_bytes=1 << 16,
-                ),
+                FaultyTier(host, plan) if world.faults else host,
+                FaultyTier(disk, plan) if world.faults else disk,
             ],
             page_tokens=world.page,
         )
@@ -200,6 +80,9 @@ class Engine:
         """Makes durable what can be, and closes."""
         self.cache.flush()
         self.cache.check()
+        for tier in self.cache.tiers:
+            tokens = self.cache.metrics.get("match", "hit_tokens", tier.name)
+            self.served.sources[tier.name] += tokens
         self.cache.close()
 
     # ------------------------------------------------------------ the loop
@@ -227,6 +110,7 @@ class Engine:
         if self._quiet > PATIENCE:
             raise AssertionError("no request goes on")
         if self._quiet % 20 == 19 and len(self._live) > 1:
+            self.served.retracted += 1
             self._live[-1].throw(Retracted())
 
     _quiet = 0
@@ -259,17 +143,17 @@ class Engine:
     def _serve(self, talk: Talk, ask: Ask) -> Iterator[bool]:
         """Yields whether it went on."""
         self.served.requests += 1
-        while True:
-            request = self._admit(ask)
-            if request is None:
-                yield False
-                continue
+        done = False
+        while not done:
+            request = None
             try:
+                while (request := self._admit(ask)) is None:
+                    yield False
                 yield from self._answer(request, ask)
-                break
+                done = True
             except Retracted:
-                request.abort()
-                yield False
+                if request is not None:
+                    request.abort()
         talk.busy -= 1
         talk.ends.append(ask.tokens)
 
@@ -280,6 +164,7 @@ class Engine:
                 new_tokens=ask.new,
                 chunk_tokens=self.world.chunk if self.world.chunked else None,
                 boundaries=(ask.system,) if self.world.boundaries else (),
+                cacheable_upto=ask.cacheable,
             )
         except CapacityError:
             return None
@@ -290,6 +175,10 @@ class Engine:
         self._count(request, ask)
         position = request.hit_tokens
         while position < len(ask.tokens) - 1:
+            if ask.aborted is not None and position >= ask.aborted:
+                request.abort(fence=self._fence())
+                self._pass()
+                return
             count = max(1, min(self.world.chunk, len(ask.prompt) - position))
             while not self._prepared(request, count):
                 yield False
@@ -439,9 +328,9 @@ class Engine:
         if not path or kept:
             return
         for stop in request.cuts(len(path) + 1):
-            assert stop > base, f"cut {stop} was taken"
-            self._put(request, states[path[stop - base - 1] + 1])
-            request.snapshot(stop)
+            if stop > base:  # else it was tried before, and there was no room
+                self._put(request, states[path[stop - base - 1] + 1])
+                request.snapshot(stop)
         self._put(request, states[path[-1] + 1])
 
     def _keeps(self, stage: Stage, draft: int) -> bool:
@@ -486,62 +375,19 @@ class Engine:
         served, hit = self.served, request.hit_tokens
         served.prompt += len(ask.prompt)
         served.hit += hit
-        served.sources.update(request.sources)
         if tuple(ask.prompt[:hit]) in self.forks:
             served.sources["branch checkpoint"] += hit
-        for kind, table in zip(self.world.model.kinds, map(request.slots, range(9)), strict=False):
-            if kind.rule == "window" and hit:
-                blocks = table[: hit // kind.block_tokens(self.world.page)]
-                served.sources["window"] += hit if (blocks < 0).any() else 0
+        for number, kind in enumerate(self.world.model.kinds):
+            blocks = request.slots(number)[: hit // kind.block_tokens(self.world.page)]
+            if kind.rule == "window" and (blocks < 0).any():
+                served.sources["window"] += hit
+                break
         for tokens, span in self.drafted:
             if hit >= span.stop and ask.prompt[: span.stop] == tokens[: span.stop]:
                 served.sources["accepted draft"] += len(span)
 
 
-class Clients:
-    """Conversations of one seed: they go on, branch, ask again."""
-
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self.world, self.rng = world, rng
-        self.talks: list[Talk] = []
-
-    def _some(self, low: int, high: int) -> list[int]:
-        return [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(low, high))]
-
-    def _begin(self) -> Talk:
-        world, rng = self.world, self.rng
-        if self.talks and rng.random() < 0.6:
-            system = rng.choice(self.talks).system
-        else:
-            system = self._some(world.grid, 2 * world.grid + world.page)
-        self.talks.append(Talk(system))
-        return self.talks[-1]
-
-    def ask(self) -> tuple[Talk, Ask]:
-        """The next request, and the conversation that its answer belongs to."""
-        world, rng, page = self.world, self.rng, self.world.page
-        if len(self.talks) < 3 or rng.random() < 0.08:
-            talk = self._begin()
-        else:
-            talk = min(self.talks[-4:], key=lambda one: (one.busy, rng.random()))
-        more, new = self._some(2, 2 * page + 4), rng.randint(4, 12)
-        past = talk.system
-        if talk.ends:
-            kind = rng.choices(("go on", "branch", "inside", "again"), (60, 20, 10, 10))[0]
-            past = talk.ends[-1] if kind == "go on" else rng.choice(talk.ends)
-            if kind == "inside":
-                past = past[: rng.randint(len(talk.system), len(past))]
-            elif kind == "again":
-                past, more = past[: -rng.randint(1, 4)], []
-        if len(past) + len(more) + new > world.longest:
-            past = talk.system
-            more = more or [1]
-        return talk, Ask.of(
-            world.model, [*past, *more], new, rng.randrange(1 << 16), len(talk.system)
-        )
-
-
-def run(seed: int, folder: Path, requests: int = 14) -> Served:
+def run(seed: int, folder: Path, requests: int = 20) -> Served:
     """Serves the conversations of one seed, with a restart on the way; what served them."""
     world = World.draw(seed)
     clients = Clients(world, random.Random(seed + 2))
