@@ -19,13 +19,13 @@ T = TypeVar("T")
 PROMPT = list(range(40))
 
 
-def through(rig: Rig, work: Callable[[], T]) -> tuple[T, int]:
-    """Runs a call with the first, second, ... allocation failing; its result, and the failures."""
+def through(rig: Rig, call: Callable[..., T], *arguments: object) -> tuple[T, int]:
+    """Makes a call with the first, second, ... allocation failing; its result, and the failures."""
     before = rig.everything()
     for nth in range(1, 99):
         lib.rdx_alloc_fail_at(nth)
         try:
-            return work(), nth - 1
+            return call(*arguments), nth - 1
         except MemoryError:
             lib.rdx_alloc_fail_at(0)
             assert rig.everything() == before
@@ -49,25 +49,19 @@ def test_a_failed_call_leaves_everything(seed: int) -> None:
         slots = np.array([row(rng, odds) for odds in (1, 0.5, 0.5, 0.2, 1)], np.int32)
         tokens = np.array([*PROMPT[: rng.randrange(40)], *range(turn * 100 + 100, 9999)], np.int32)
         tokens = tokens[:40]
-        (lease, node, pages), failed = through(rig, lambda: rig.tree.lease(rig.start))
+        tree = rig.tree
+        (lease, node, pages), failed = through(rig, tree.lease, rig.start)
         failures += failed
         at = rig.start._replace(node=node, pages=pages)
-
-        def insert() -> object:
-            return rig.tree.insert(at, tokens, columns, slots, None, lease)  # noqa: B023 called at once
-
-        failures += through(rig, insert)[1]
-        end = rig.tree.lease_end(rig.root, lease)
+        failures += through(rig, tree.insert, at, tokens, columns, slots, None, lease)[1]
+        end = tree.lease_end(rig.root, lease)
         more = np.array(row(rng, 0.3), np.int32)
-        column = rng.randrange(1, 4)
-        failures += through(rig, lambda: rig.tree.attach(end, column, 0, more))[1]  # noqa: B023 called at once
-        first = rng.randrange(30)
-        failures += through(rig, lambda: rig.tree.drop_span(end, column, first, 5))[1]  # noqa: B023 called at once
-        failures += through(rig, lambda: rig.tree.drop(end, 1, first))[1]  # noqa: B023 called at once
-        cut = end._replace(pages=rng.randrange(40))
-        failures += through(rig, lambda: rig.tree.move(lease, cut))[1]  # noqa: B023 called at once
-        room = np.empty(40, np.int32)
-        failures += through(rig, lambda: rig.tree.forget(end, 1, 20, room, None))[1]  # noqa: B023 called at once
+        column, first = rng.randrange(1, 4), rng.randrange(30)
+        failures += through(rig, tree.attach, end, column, 0, more)[1]
+        failures += through(rig, tree.drop_span, end, column, first, 5)[1]
+        failures += through(rig, tree.drop, end, 1, first)[1]
+        failures += through(rig, tree.move, lease, end._replace(pages=rng.randrange(40)))[1]
+        failures += through(rig, tree.forget, end, 1, 20, np.empty(40, np.int32), None)[1]
         rig.tree.release(lease, stamp=bool(turn % 2))
         rig.tree.check(device=False)
     assert failures > 3, f"seed {seed}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radix.groups import Rule
 from radix.tree import TreeCore
 from tests.treerig import Rig, full, state, window
 
@@ -37,9 +38,9 @@ def restore(rig: Rig, column: int, *records: tuple[list[int], int, int]) -> list
     return linked.tolist()
 
 
-def built(*rules: object, tiers: int = 1) -> Rig:
+def built(*rules: Rule) -> Rig:
     """A tree whose full group holds two prompts."""
-    rig = Rig(full(), *rules, tiers=tiers)  # type: ignore[arg-type] # a rule each
+    rig = Rig(full(), *rules)
     rig.put(PROMPT, {0: range(10)})
     rig.put(OTHER, {0: range(6)})
     return rig
