@@ -216,22 +216,35 @@ class CopyingTier(PooledTier):
         while job.waiting:
             step = job.waiting[0]
             copy = number if len(job.steps) == 1 else next(self._numbers)
-            if not len(job.steps[step].sizes):
-                job.ended[step] = True  # a layer without bytes
-            elif self._start(copy, transfer, job, job.steps[step]):
-                self._copies[copy] = (number, step)
-                job.running += 1
-            elif job.running or step:
-                self._stalled.append(number)
-                return
-            else:
+            try:
+                room = self._start(copy, transfer, job, step)
+            except TierError:
+                if step == 0:
+                    raise
+                job.status = lib.RDX_EIO
+                job.waiting.clear()
+                break
+            if not room:
+                if step:
+                    self._stalled.append(number)
                 return
             job.waiting.popleft()
         if not job.running:
             self._end(number)
 
-    def _start(self, copy: int, transfer: Transfer, job: _Job, cut: Cut) -> bool:
-        """Starts one copy; False where there is no room for it."""
+    def _start(self, copy: int, transfer: Transfer, job: _Job, step: int) -> bool:
+        """Starts the copy of one step; False where there is no room for it."""
+        cut = job.steps[step]
+        if not len(cut.sizes):
+            job.ended[step] = True  # a layer without bytes
+        elif self._submit(copy, transfer, job, cut):
+            self._copies[copy] = (transfer.job, step)
+            job.running += 1
+        else:
+            return False
+        return True
+
+    def _submit(self, copy: int, transfer: Transfer, job: _Job, cut: Cut) -> bool:
         upper, group = job.upper, transfer.group
         mine = cut.planes_below(self.planes(group))
         above, below = transfer.upper_slots, transfer.lower_slots

@@ -368,6 +368,8 @@ class PooledTier:
                 f"job {job}: {len(transfer.upper_slots)} upper slots, "
                 f"{len(transfer.lower_slots)} lower slots"
             )
+        if not 0 <= group < len(self._groups):
+            raise ValueError(f"job {job}: group {group} is not one of {len(self._groups)}")
         if storing and transfer.by_layer:
             raise ValueError(f"job {job}: by_layer is for loads, this is a store")
         cut = self._cuts.find(

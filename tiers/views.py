@@ -173,8 +173,6 @@ class Cuts:
         key = (group, part, above, below, storing)
         cut = self._known.get(key)
         if cut is None:
-            if not 0 <= group < len(self._groups):
-                raise ValueError(f"{what}: group {group} is not one of {len(self._groups)}")
             cut = _cut_of(self._groups[group], part, above, below, what, storing)
             if len(self._known) >= _MOST_CUTS:
                 self._known.clear()
