@@ -163,6 +163,7 @@ class PrefixCache(Facade):
             self.align_tokens,
             checkpoints,
         )
+        self._coarse = self.align_tokens > self.page_tokens
         self.align_tokens = self.requests.align_tokens
         self._prompts = Prompts(self.residency, self._spaces, self.keys, self.align_tokens)
         self._inserting = Inserting(
@@ -301,9 +302,9 @@ class PrefixCache(Facade):
         try:
             if gate.closed:
                 gate.refuse()
-            if self.keys.opaque or content is not None:
+            if self.keys.opaque or content is not None or self._coarse:
                 asked = self._prompts.of(int32(tokens), namespace, content)
-                found = self._prompts.find(asked, count_of("leave", leave))
+                found = self._prompts.match(asked, count_of("leave", leave))
                 return found, _tuple(Cursor, (asked.root, found[5], found[2]))
             root, readable = self._spaces.root(namespace), self.residency.readable()
             try:
