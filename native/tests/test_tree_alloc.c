@@ -124,6 +124,69 @@ static int new_world(world *w) {
     return status;
 }
 
+/* The second column is of a group with gaps between its blocks: each may split an edge. */
+static void scenario_with_gaps(world *w) {
+    int32_t run[PAGES], slots[2 * PAGES], canonical[2 * PAGES], gone[PAGES];
+    const uint32_t both[] = {0, 1};
+    uint64_t leases[20];
+    rdx_insert result;
+    for (int32_t k = 0; k < 20; k++) {
+        fill(run, k, (uint32_t)(k * 7 % PAGES));
+        for (int32_t i = 0; i < 2 * PAGES; i++)
+            slots[i] = i < PAGES || (i * (k + 3)) % 5 < 2 ? i : RDX_NO_SLOT;
+        rdx_cursor root = {w->root, w->root, 0}, end;
+        THROUGH(w, rdx_lease_take(w->tree, root, RDX_EVERY_GROUP, RDX_BY_RULE, &leases[k], &end));
+        THROUGH(w, rdx_tree_insert(w->tree, end, run, PAGES, both, 2, slots, canonical, leases[k],
+                                   &result));
+        uint32_t attached, pages, freed;
+        rdx_cursor middle = {result.end.node, w->root, PAGES / 2 + 3};
+        for (int32_t i = 0; i < PAGES; i++)
+            slots[i] = (i + k) % 4 == 1 ? 100 + i : RDX_NO_SLOT;
+        THROUGH(w, rdx_slots_attach(w->tree, result.end, 1, 2, PAGES - 2, slots, canonical, 0,
+                                    &attached));
+        THROUGH(w, rdx_slots_drop_span(w->tree, result.end, 1, (uint32_t)k, 9, gone));
+        THROUGH(w, rdx_forget(w->tree, result.end, PAGES / 2, 1, gone, NULL, &freed));
+        int32_t slot;
+        THROUGH(w, rdx_slots_drop(w->tree, result.end, 1, (uint32_t)k + 1, &slot));
+        if (k % 3 == 0)
+            THROUGH(w, rdx_lease_move(w->tree, leases[k], middle, &pages));
+        EXPECT_EQ(rdx_lease_narrow(w->tree, leases[k], k % 2 ? RDX_EVERY_GROUP : 0), RDX_OK);
+    }
+    uint32_t freed;
+    for (int32_t k = 0; k < 20; k++) {
+        EXPECT_EQ(rdx_lease_release(w->tree, leases[k], k % 2), RDX_OK);
+        EXPECT_EQ(rdx_evict(w->tree, (uint32_t)k % 2, 17, UINT64_MAX, gone, NULL, &freed), RDX_OK);
+    }
+}
+
+static void test_groups_with_gaps_at_every_allocation(void) {
+    const rdx_group seconds[] = {{RDX_RULE_WINDOW, 1, 5, 0, 1},
+                                 {RDX_RULE_WINDOW, 3, 7, 0, 1},
+                                 {RDX_RULE_CHUNKED, 2, 6, 0, 1},
+                                 {RDX_RULE_STATE, 1, 0, 0, 1},
+                                 {RDX_RULE_STATE, 3, 0, 0, 1}};
+    for (uint32_t s = 0; s < sizeof seconds / sizeof *seconds; s++) {
+        rdx_group groups[] = {{RDX_RULE_FULL, 1, 0, 0, 1}, seconds[s]};
+        rdx_tree_config config = {.page_bytes = 4,
+                                  .check_ids = 1,
+                                  .groups = 2,
+                                  .tiers = 1,
+                                  .key_bytes = KEY_BYTES,
+                                  .page_tokens = 1};
+        world w = {0};
+        EXPECT_EQ(rdx_tree_new(&config, groups, &w.tree), RDX_OK);
+        EXPECT_EQ(rdx_root_new(w.tree, NULL, &w.root), RDX_OK);
+        scenario_with_gaps(&w);
+        EXPECT(w.failures > 20);
+        int32_t gone[2048];
+        uint32_t freed;
+        for (uint32_t c = 0; c < COLUMNS; c++)
+            EXPECT_EQ(rdx_evict(w.tree, c, 2048, UINT64_MAX, gone, NULL, &freed), RDX_OK);
+        EXPECT_EQ(rdx_root_free(w.tree, w.root), RDX_OK);
+        rdx_tree_free(w.tree);
+    }
+}
+
 static uint64_t count_failures_of_construction(world *w) {
     uint64_t k = 0;
     int status = RDX_ENOMEM;
@@ -205,6 +268,7 @@ static void test_calls_that_need_no_memory(void) {
 
 int main(void) {
     test_a_tree_at_every_allocation();
+    test_groups_with_gaps_at_every_allocation();
     test_calls_that_need_no_memory();
     return 0;
 }
