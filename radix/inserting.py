@@ -123,6 +123,11 @@ class Inserting:
         group, -1 elsewhere; all or none.
         """
         rows: list[Slots] = []
+        # Making room must not take what stands behind the caller's lease and gets no slot here.
+        pin = 0
+        if at.pages > first:
+            pin, node, pages = self.residency.tree.lease(at, 0)
+            at = Cursor(at.root, node, pages)
         try:
             for group, rule in enumerate(self.residency.rules):
                 span = self._one_span(rule, first, last, boundaries) if at.pages <= first else None
@@ -135,6 +140,9 @@ class Inserting:
             for group, row in enumerate(rows):
                 self.give_back(group, row)
             raise
+        finally:
+            if pin:
+                self.residency.tree.release(pin, stamp=False)
         return rows
 
     @staticmethod
