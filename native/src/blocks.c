@@ -105,6 +105,9 @@ static uint32_t attach_behind(rdx_tree *t, uint32_t i, uint32_t column, uint32_t
     uint32_t count = hi - lo;
     bool runs = step == 1 && g->rule != RDX_RULE_STATE;
     for (uint32_t j = rdx_entry_from(g, lo) - lo; j < count; j += step) {
+        while (step == 1 && j + 1 < count && slots[j] == RDX_NO_SLOT) {
+            j++;
+        }
         if (slots[j] == RDX_NO_SLOT) {
             continue;
         }

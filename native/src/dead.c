@@ -27,14 +27,14 @@ static hull hull_of(const rdx_tree *t, uint32_t i, uint32_t g) {
 static uint32_t covered_pages(const rdx_tree *t, uint32_t i) {
     const node *x = node_at(t, i);
     uint32_t covered = x->len;
-    for (uint32_t g = 0; g < t->groups; g++) {
-        const rdx_group *rule = &t->rules[g];
+    for (uint32_t k = 0; k < t->nfulls; k++) {
+        const rdx_group *rule = &t->rules[t->fulls[k]];
         uint32_t ahead = rule->lookahead_pages;
         uint32_t end = rdx_round_down(x->start + x->len, rule->block_pages);
-        if (rule->rule != RDX_RULE_FULL || !rule->lookup || end <= x->start || end <= ahead) {
+        if (end <= x->start || end <= ahead) {
             continue; /* no block ends here */
         }
-        hull h = hull_of(t, i, g);
+        hull h = hull_of(t, i, t->fulls[k]);
         uint32_t got = 0;
         if (h.hi && (h.lo == 0 || x->start + h.lo <= ahead)) {
             got = x->start + h.hi == end ? x->len : h.hi > ahead ? h.hi - ahead : 0;
@@ -84,11 +84,8 @@ static bool serves_nothing(const rdx_tree *t, uint32_t i, uint32_t g) {
 
 /* Whether a hit that ends in node i lacks a snapshot, or a window, wherever it ends. */
 static bool lacks_an_entry(const rdx_tree *t, uint32_t i) {
-    for (uint32_t g = 0; g < t->groups; g++) {
-        const rdx_group *rule = &t->rules[g];
-        bool needs = rule->rule == RDX_RULE_STATE ||
-                     (rule->rule == RDX_RULE_WINDOW && rule->reach_tokens >= 1);
-        if (rule->lookup && needs && hull_of(t, i, g).hi == 0) {
+    for (uint32_t k = 0; k < t->nasked; k++) {
+        if (hull_of(t, i, t->asked[k]).hi == 0) {
             return true;
         }
     }

@@ -106,8 +106,12 @@ struct rdx_tree {
     rdx_group rules[RDX_MAX_COLUMNS];
     uint8_t group_of[RDX_MAX_COLUMNS]; /* of a column */
     uint32_t pin_row[RDX_MAX_COLUMNS]; /* of a group: its row of page pins behind the columns */
-    uint32_t rows;                     /* columns and page pins */
-    uint64_t sparse;                   /* columns of groups that are not full */
+    uint8_t fulls[RDX_MAX_COLUMNS];    /* full groups that limit a hit */
+    uint8_t asked[RDX_MAX_COLUMNS];    /* groups of which every hit needs a snapshot, or a window */
+    uint32_t nfulls;
+    uint32_t nasked;
+    uint32_t rows;   /* columns and page pins */
+    uint64_t sparse; /* columns of groups that are not full */
     uint64_t placed; /* columns where blocks are longer than a page, or do not stand everywhere */
     bool plain;      /* every group is full, a page a block, and limits a hit */
     bool mixed; /* some group is neither full nor scratch: pages are pinned, data can be dead */
