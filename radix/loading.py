@@ -184,9 +184,11 @@ class Loading:
         if self.placed:
             for group in range(len(work.held)):
                 self._share(work, group)
-        held = False  # by somebody else's load, whose end wakes this request
-        for group in range(len(work.held)):
-            held |= self._advance_group(work, group)
+        hit, held = -1, False  # by somebody else's load, whose end wakes this request
+        while hit != work.hit_pages:  # a shorter one may be found where the longer was not
+            hit = work.hit_pages
+            for group in range(len(work.held)):
+                held |= self._advance_group(work, group)
         if self.busy(work) or work.short:
             return False
         if work.missing and not held:
@@ -217,7 +219,7 @@ class Loading:
             self.residency.tiers[0].clone(group, slots, np.array([held.running], np.int32))
             held.here[wanted] = True
             return False
-        waits = False
+        hit, waits = work.hit_pages, False
         ahead = held.rule.lookahead_pages
         for tier in range(self.top + 1, len(self.residency.tiers)):
             pages = wanted[source == tier]
@@ -229,6 +231,8 @@ class Loading:
                 pages = pages[~landing]
             if len(pages):
                 self._load(work, group, tier, pages)
+            if work.hit_pages < hit:
+                return waits  # what was wanted may lie behind the end of the path now
         lost = wanted[source < 0]
         if len(lost):
             self.shorten(work, int(lost[0]), "load failed")

@@ -60,6 +60,23 @@ def test_failed_load_is_a_shorter_hit(fault: Fault, hit: int, reason: str, group
     rig.finish_all()
 
 
+def test_refused_load_from_one_tier_leaves_the_other_tiers_pages_alone() -> None:
+    """The pages that a hit wants were sorted by tier once, and the loads begun tier by tier: where
+    the first was refused the hit became shorter, and the next load named pages behind its end
+    (``StaleError`` out of admit). Found by the reference engine under faults.
+    """
+    rig = build(below=(16, 16), plans=(_plan("load", Fault.REFUSE), FaultPlan()))
+    rig.serve(PROMPT)
+    rig.empty()
+    assert rig.evict(0, 2, 1) == 2, "the last two pages are on the lowest tier alone"
+    live = _run(rig, PROMPT)
+    assert live.request.hit_tokens == 0
+    assert rig.cache.metrics.get("match", "miss", "load failed") == 16
+    rig.compute(live, 17)
+    rig.end(live)
+    rig.finish_all()
+
+
 def test_failing_load_is_not_tried_again_by_the_request() -> None:
     """C78, vllm#49176: the verdict 'present' outlived the failure; the load was tried for ever."""
     rig = _on_host_only(_plan("load", *[Fault.FAIL] * 50))
