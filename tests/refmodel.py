@@ -29,13 +29,18 @@ TAPS = 3  # tokens that the convolution sees
 
 @dataclass(frozen=True)
 class Kind:
-    """A group of layers of one kind: ``tokens`` of a window or chunk, ``grid`` tokens a block."""
+    """A group of layers of one kind: ``tokens`` of a window or chunk, ``grid`` tokens a block.
+
+    ``lookahead``: the entry of a token depends on the next one too, so a token sees the entries
+    before its own, and the last entry can be written only when the next token is known.
+    """
 
     name: str
     rule: str = "full"
     tokens: int = 0
     layers: int = 1
     grid: int | None = None
+    lookahead: bool = False
 
     def sees_from(self, position: int) -> int:
         """The first position that the token at ``position`` attends to."""
@@ -68,6 +73,7 @@ class Kind:
             Retention(self.rule, self.tokens if self.rule in ("window", "chunked") else 0),
             grid_tokens=self.grid,
             per_sequence=self.rule == "state",
+            lookahead=int(self.lookahead),
         )
 
     def tensors(self, page_tokens: int, slots: int) -> list[torch.Tensor]:
@@ -99,10 +105,15 @@ def _single(x: Array) -> npt.NDArray[np.float32]:
 
 def _attention(query: Array, keys: Array, values: Array) -> Array:
     """What one token reads from the keys and values that it sees, oldest first."""
+    if not len(keys):
+        return np.zeros(HEAD)
     ages = np.arange(len(keys) - 1, -1, -1)
     scores = (keys * query).sum(-1) - 0.05 * ages
     weights = np.exp(scores - scores.max())
     return np.asarray((weights[:, None] * values).sum(0) / weights.sum())
+
+
+Entries = tuple[npt.NDArray[np.float32], Array]
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,12 @@ class Model:
         place = np.array(positions, np.float64)[:, None] * (0.7 ** np.arange(1, WIDTH + 1))
         return self.embedding[list(tokens)] + 0.3 * np.sin(place)
 
+    def pairs(self, weights: Layer, tokens: Sequence[int]) -> Entries:
+        """Keys and values of all ``tokens`` but the last, each of a token and the one behind it."""
+        each = self.embedding[list(tokens)]
+        mixed = each[:-1] + 0.5 * each[1:]
+        return _single(_times(mixed, weights["key"])), _times(mixed, weights["value"])
+
     def plain(self) -> Plain:
         """The model before its first token, without pages or a cache."""
         return Plain(self)
@@ -197,6 +214,7 @@ class Plain:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.count = 0
+        self._before: list[int] = []  # the last token
         self._past = [(np.empty((0, HEAD)), np.empty((0, HEAD))) for _ in model.order]
         self._states = [State.empty() for _ in model.order]
 
@@ -210,14 +228,18 @@ class Plain:
             if kind.rule == "state":
                 out, self._states[depth] = _recur(layer, h, self._states[depth])
             else:
-                key, value = _single(_times(h, layer["key"])), _times(h, layer["value"])
                 keys, values = self._past[depth]
+                if kind.lookahead:
+                    key, value = model.pairs(layer, [*self._before, token])
+                else:
+                    key, value = _single(_times(h, layer["key"])), _times(h, layer["value"])
                 keys, values = np.vstack((keys, key)), np.vstack((values, value))
                 self._past[depth] = keys, values
                 first = kind.sees_from(position)
                 out = _attention(_times(h, layer["query"]), keys[first:], values[first:])
             x = x + _times(out, layer["out"])
         self.count += 1
+        self._before = [token]
         return _times(_norm(x), model.output)
 
 
@@ -268,13 +290,32 @@ class Paged:
                 found[kind.name] = np.where(slots < 0, -1, slots * block + inner)
         return found
 
+    def look(self, tokens: Sequence[int], start: int, tables: Tables) -> None:
+        """Writes the entries that look ahead of all ``tokens``, from ``start`` on, but the last."""
+        rows = self.rows(tables, start + len(tokens) - 1)
+        for (number, layer), weights in zip(self.model.order, self.model.weights, strict=True):
+            kind = self.model.kinds[number]
+            if kind.lookahead:
+                place = rows[kind.name][start:]
+                assert (place >= 0).all(), f"{kind.name}: no slot to write to, from {start}"
+                parts = self._parts(kind, layer)
+                parts[0][place], parts[1][place] = self.model.pairs(weights, tokens)
+
     def forward(
-        self, tokens: Sequence[int], start: int, tables: Tables, slots: Mapping[str, int]
+        self,
+        tokens: Sequence[int],
+        start: int,
+        tables: Tables,
+        slots: Mapping[str, int],
+        before_it: int | None = None,
     ) -> Array:
         """Logits behind each of ``tokens``, which stand at ``start`` and after. Keys and values go
-        where ``tables`` say; the running states in ``slots`` are read and replaced.
+        where ``tables`` say; the running states in ``slots`` are read and replaced. ``before_it``:
+        the token before, if its entry that looks ahead was not written yet.
         """
         count = len(tokens)
+        known = [] if before_it is None else [before_it]
+        self.look([*known, *tokens], start - len(known), tables)
         rows = self.rows(tables, start + count)
         before = {
             name: self.states(name, slot) if start else [State.empty()] * self._kind(name).layers
@@ -322,6 +363,10 @@ class Paged:
                     states = before[kind.name] if parent < 0 else after[parent][kind.name]
                     outs[i], state = _recur(weights, h[i], states[layer])
                     after[i][kind.name].append(state)
+            elif kind.lookahead:
+                outs = self._attend_before(
+                    kind, layer, weights, h, history[kind.name], tokens, paths
+                )
             else:
                 nodes, more = (twins or {}).get(kind.name, (_NONE, _NONE))
                 place = _Place(history[kind.name], fresh[kind.name], nodes, more, start)
@@ -356,6 +401,35 @@ class Paged:
                 _times(h[i], weights["query"]),
                 keys[seen].astype(np.float64),
                 values[seen].astype(np.float64),
+            )
+        return outs
+
+    def _attend_before(
+        self,
+        kind: Kind,
+        layer: int,
+        weights: Layer,
+        h: Array,
+        history: Rows,
+        tokens: Sequence[int],
+        paths: Sequence[list[int]],
+    ) -> Array:
+        """As ``_attend`` where entries look ahead: those between new tokens differ from path to
+        path, so they are computed here and written by ``look`` when the path is known.
+        """
+        outs = np.empty((len(h), HEAD))
+        start = len(history)
+        for i, path in enumerate(paths):
+            first = kind.sees_from(start + len(path) - 1)
+            seen = history[first:]
+            assert (seen >= 0).all(), f"{kind.name}: the slots from position {first} are gone"
+            keys, values = (part[seen].astype(np.float64) for part in self._parts(kind, layer))
+            key, value = self.model.pairs(weights, [tokens[node] for node in path])
+            skip = max(0, first - start)
+            outs[i] = _attention(
+                _times(h[i], weights["query"]),
+                np.concatenate((keys, key[skip:].astype(np.float64))),
+                np.concatenate((values, value[skip:])),
             )
         return outs
 

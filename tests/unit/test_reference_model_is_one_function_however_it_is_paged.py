@@ -14,6 +14,7 @@ from tests.refmodel import Kind, Model, Paged
 
 def _model(rng: random.Random, seed: int) -> Model:
     page = rng.choice((1, 2, 4))
+    ahead = rng.choice((("full", 0), ("window", 2 * page + 1)))
     return Model(
         (
             Kind("full", layers=2, grid=rng.choice((None, 2 * page))),
@@ -21,6 +22,7 @@ def _model(rng: random.Random, seed: int) -> Model:
             Kind("memory", "state", layers=2, grid=3),
             Kind("far", "window", 3 * page),
             Kind("chunk", "chunked", 3 * page),
+            Kind("ahead", *ahead, lookahead=True),
         ),
         page,
         seed,
@@ -50,7 +52,8 @@ def test_chunks_over_pages_equal_the_plain_loop(seed: int) -> None:
     start = 0
     while start < len(tokens):
         end = min(len(tokens), start + rng.randint(1, 9))
-        found = paged.forward(tokens[start:end], start, tables, slots)
+        before = tokens[start - 1] if start else None
+        found = paged.forward(tokens[start:end], start, tables, slots, before)
         assert np.array_equal(found, wanted[start:end]), f"seed {seed}, tokens {start} to {end}"
         for kind in model.kinds:  # what lies behind the window is nobody's any more
             if kind.rule in ("window", "chunked"):
@@ -64,11 +67,12 @@ def test_every_path_of_a_tree_equals_the_plain_loop(seed: int) -> None:
     rng = random.Random(100 + seed)
     model = _model(rng, seed)
     tokens = [rng.randrange(32) for _ in range(rng.randint(5, 20))]
-    parents = [-1, *(rng.randint(-1, i - 1) for i in range(1, 8))]
+    parents = [-1, *(rng.randint(0, i - 1) for i in range(1, 8))]
     drafts = [rng.randrange(32) for _ in parents]
     total = len(tokens) + len(parents)
     tables, paged = _tables(model, rng, total), _paged(model, total)
     paged.forward(tokens, 0, tables, {"memory": 0})
+    paged.look([tokens[-1], drafts[0]], len(tokens) - 1, tables)
     rows = paged.rows(tables, total)
     found, states = paged.verify(
         drafts,
@@ -106,5 +110,5 @@ def test_what_a_model_must_not_read_changes_its_output() -> None:
                 continue  # a window of one token sees itself alone
             row = paged.rows(tables, 20)[kind.name][last]
             paged._parts(kind, 0)[1][row] += 1e-2
-        found = paged.forward([7], 20, tables, {"memory": 0})[-1]
+        found = paged.forward([7], 20, tables, {"memory": 0}, tokens[-1])[-1]
         assert np.abs(found - wanted).max() > 1e-9, kind.name
