@@ -278,6 +278,8 @@ class Pair:
         for k, there in zip(order, linked.tolist(), strict=True):
             assert not there or (canonical[k] == NO_SLOT and offered[k] != NO_SLOT)
             canonical[k] = offered[k] if there else canonical[k]
+            if there:  # the edge, whatever else is on it, was used when this record was
+                self.model.used_by[path[: k + 2]] = self.now()
         self.settle(path, 0, [column], offered[None, :], canonical[None, :])
         if run and not self.by_key(column):
             self.model.use(path[: run + 1], self.now(), 0)

@@ -49,6 +49,9 @@ static void put_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, uin
     if (k->hi == k->lo) {
         rdx_kids_add(t, x->parent, column, true);
         k->stamp = rdx_newest_stamp(t, i);
+        if (!k->stamp && is_sparse(t, column)) {
+            k->stamp = t->clock ? t->clock : 1; /* 0 is what is dead */
+        }
         k->lo = begin;
         k->hi = at + n;
     } else if (at + n > k->hi) {
