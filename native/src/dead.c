@@ -108,8 +108,7 @@ void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next) {
     }
     uint32_t belongs = rdx_is_dead(t, i, column) ? LISTED_DEAD : LISTED_LIVE;
     if (k->listed != belongs) {
-        uint64_t now = t->clock ? t->clock : 1; /* 0 is what is dead */
-        rdx_list_before(t, i, column, next, k->stamp ? k->stamp : now, belongs);
+        rdx_list_before(t, i, column, next, k->stamp, belongs);
     }
 }
 
