@@ -155,7 +155,6 @@ class Limited(Simulated):
         self.clock += 1
         for number, entry in new:
             self.held[number].setdefault(entry, self.clock)
-        self.use(path, hit)
         self.use(path, len(path))
 
 

@@ -143,7 +143,7 @@ def test_hits_under_a_budget_are_near_the_simulated_ones(
         expected += 4 * sum(replayed(cache, prompts, POLICIES[policy]))
         assert cache.bytes() <= budget
         found += run(block_trace(tmp_path, prompts), MODELS[name], policy, budget).hit_tokens
-    assert abs(found - expected) <= 0.12 * expected, f"seeds 0 to 3: {found}, {expected} simulated"
+    assert abs(found - expected) <= 0.06 * expected, f"seeds 0 to 3: {found}, {expected} simulated"
 
 
 def test_a_partial_block_is_left_out_and_so_is_the_token_behind_whole_ones(tmp_path: Path) -> None:
