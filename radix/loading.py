@@ -349,6 +349,10 @@ class Loading:
         work.hit_pages = hit
         if hit < work.inserted:
             tree = self.residency.tree
+            if work.ahead:  # first: the other lease's end is asked for when no split is to come
+                ahead = max(held.rule.lookahead_pages for held in work.held)
+                behind = min(hit + ahead, path.pages) if hit else 0
+                tree.move(work.ahead, path._replace(pages=behind))
             tree.move(work.lease, work.at._replace(pages=hit))
             work.at = tree.lease_end(work.at.root, work.lease)
             work.inserted = hit

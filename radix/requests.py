@@ -386,7 +386,7 @@ class Requests:
         moved, self._moved = self._moved, False
         for work in list(self.works.values()):
             if work.state is RequestState.LOADING:
-                if moved:
+                if moved or work.short:  # slots that it lacks become free without a transfer too
                     self._advance(work)
             elif work.state is RequestState.RUNNING:
                 if work.refused:
