@@ -28,8 +28,8 @@ from tiers.host import HostTier
 
 PATIENCE = 400  # turns of the loop in which nothing moves
 FAULTS: Mapping[Call, Mapping[Fault, float]] = {
-    "store": {Fault.REFUSE: 0.05, Fault.FAIL: 0.04, Fault.PART: 0.04},
-    "load": {Fault.REFUSE: 0.04, Fault.FAIL: 0.06, Fault.PART: 0.06, Fault.CORRUPT: 0.06},
+    "store": {Fault.REFUSE: 0.04, Fault.FAIL: 0.02, Fault.PART: 0.02},
+    "load": {Fault.REFUSE: 0.02, Fault.FAIL: 0.02, Fault.PART: 0.03, Fault.CORRUPT: 0.02},
 }
 
 
@@ -74,6 +74,7 @@ class Engine:
                 FaultyTier(disk, plan) if world.faults else disk,
             ],
             page_tokens=world.page,
+            checkpoints=world.checkpoints,
         )
 
     def close(self) -> None:
@@ -207,7 +208,7 @@ class Engine:
         for stop in request.cuts(count):
             assert at < stop <= end, f"cut {stop} of [{start}, {end})"
             self._forward(request, ask, at, stop)
-            request.snapshot(stop)
+            self._snapshot(request, stop)
             self._note(request, ask, stop)
             at = stop
         if at < end:
@@ -218,7 +219,9 @@ class Engine:
 
     def _forward(self, request: Request, ask: Ask, start: int, end: int) -> None:
         tokens = request.tokens()[start:end].tolist()
-        logits = self.paged.forward(tokens, start, self._tables(request), self._states(request))
+        before = int(request.tokens()[start - 1]) if start > request.hit_tokens else None
+        tables, states = self._tables(request), self._states(request)
+        logits = self.paged.forward(tokens, start, tables, states, before)
         self._compare(ask, start, logits)
 
     # ------------------------------------------------------------ drafts
@@ -230,6 +233,8 @@ class Engine:
         guesses = self.world.drafts and start >= len(ask.prompt) and room > 0
         if not guesses or self.rng.random() < 0.3:
             return None
+        # What looks ahead of the token before is final, and forks copy it.
+        self.paged.look(request.tokens()[start - 1 :].tolist(), start - 1, self._tables(request))
         stage, kept = request.stage(), self.rng.random() < 0.6
         try:
             self._draft(stage, ask.tokens[start + 1 : -1], kept)
@@ -240,7 +245,7 @@ class Engine:
         logits, states = self._verify(request, stage, start)
         self._put(request, states[0])
         for stop in request.cuts(1):
-            request.snapshot(stop)
+            self._snapshot(request, stop)
         self._compare(ask, start, logits[:1])
         if self.rng.random() < 0.15:
             stage.rollback(fence=self._fence())
@@ -253,6 +258,7 @@ class Engine:
                 self.drafted.append((ask.tokens, range(start + 1, start + 1 + len(path))))
             self._accept(request, stage, path, ask.tokens[start + 1 + len(path)], states)
         end = start + 1 + len(path)
+        self.paged.look(request.tokens()[start:end].tolist(), start, self._tables(request))
         request.computed(end, fence=self._fence(), reuse=self._fence())
         self._pass()
         return end
@@ -283,9 +289,11 @@ class Engine:
         for number, kind in enumerate(self.world.model.kinds):
             if kind.rule == "state":
                 continue
+            history[kind.name] = rows[kind.name][:start]
+            if kind.lookahead:
+                continue
             block = kind.block_tokens(self.world.page)
             slots = stage.slots(number).astype(np.int64)
-            history[kind.name] = rows[kind.name][:start]
             fresh[kind.name] = np.concatenate(
                 (rows[kind.name][start:], slots * block + positions[1:] % block)
             )
@@ -330,7 +338,7 @@ class Engine:
         for stop in request.cuts(len(path) + 1):
             if stop > base:  # else it was tried before, and there was no room
                 self._put(request, states[path[stop - base - 1] + 1])
-                request.snapshot(stop)
+                self._snapshot(request, stop)
         self._put(request, states[path[-1] + 1])
 
     def _keeps(self, stage: Stage, draft: int) -> bool:
@@ -350,6 +358,14 @@ class Engine:
         for position in range(max(start + 1, len(ask.prompt)), end + 1):
             token = choose(logits[position - 1 - start], ask.salt, position)
             assert token == ask.tokens[position], f"another token at {position}"
+
+    def _snapshot(self, request: Request, stop: int) -> None:
+        """Sets the running states aside: the cache copies them, or the engine does."""
+        copy = self.rng.random() < 0.5
+        running = self._states(request)
+        for name, slot in request.snapshot(stop, copy=copy).items():
+            if not copy:
+                self.paged.put(name, slot, self.paged.states(name, running[name]))
 
     def _tables(self, request: Request) -> dict[str, Slots]:
         return {

@@ -12,9 +12,9 @@ from math import lcm
 
 import numpy as np
 
+from radix.policy.checkpoint import Checkpoints
 from tests.refmodel import VOCAB, Array, Kind, Model
 
-STATE = "memory"
 SEGMENT = 4096
 
 
@@ -33,6 +33,7 @@ class World:
     drafts: bool
     fences: bool
     faults: bool  # whether the tiers below fail, are late and out of order
+    checkpoints: Checkpoints
 
     @classmethod
     def draw(cls, seed: int) -> World:
@@ -40,19 +41,27 @@ class World:
         rng = random.Random(seed)
         page = (1, 2, 4)[seed % 3]
         near, far = rng.sample((1, page, page + 1, 2 * page + 1, 3 * page, 5 * page), 2)
+        grid = rng.choice((page, 2 * page, 3, 5 if page < 4 else 3))
         kinds = [
             Kind("full", layers=rng.randint(1, 2), grid=rng.choice((None, None, 2 * page))),
             Kind("near", "window", near),
-            Kind(STATE, "state", grid=rng.choice((page, 2 * page, 3, 5 if page < 4 else 3))),
+            Kind("memory", "state", grid=grid),
             Kind("far", "window", far, grid=rng.choice((None, None, 2 * page))),
         ]
         if rng.random() < 0.3:
             kinds.append(Kind("local", "chunked", 3 * page))
+        if rng.random() < 0.3:
+            kinds.append(Kind("slow", "state", grid=rng.choice((page, grid))))
+        if rng.random() < 0.4:
+            rule = rng.choice((("full", 0), ("window", 2 * page + 1)))
+            kinds.append(Kind("ahead", *rule, lookahead=True))
         pages = {1: rng.randint(52, 64), 2: rng.randint(36, 48), 4: rng.randint(24, 30)}[page]
         blocks = {
-            kind.name: pages * page // kind.block_tokens(page) + 1 for kind in kinds if kind.rule
+            kind.name: rng.randint(10, 16)
+            if kind.rule == "state"
+            else pages * page // kind.block_tokens(page) + 1
+            for kind in kinds
         }
-        blocks[STATE] = rng.randint(10, 16)
         return cls(
             seed=seed,
             model=Model(tuple(kinds), page, seed),
@@ -64,7 +73,8 @@ class World:
             boundaries=rng.random() < 0.5,
             drafts=rng.random() < 0.6,
             fences=rng.random() < 0.5,
-            faults=rng.random() < 0.4,
+            faults=rng.random() < 0.3,
+            checkpoints=Checkpoints(rng.choice((0, 0, 0, 7)), rng.choice((None, None, None, 2))),
         )
 
     @property
@@ -163,7 +173,8 @@ class Clients:
         if self.talks and rng.random() < 0.6:
             system = rng.choice(self.talks).system
         else:
-            system = self._some(world.grid, 2 * world.grid + world.page)
+            most = max(2, world.longest // 3)
+            system = self._some(min(most, world.grid), min(most, 2 * world.grid + world.page))
         self.talks.append(Talk(system))
         return self.talks[-1]
 
