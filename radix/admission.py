@@ -18,7 +18,7 @@ def blocks_needed(
     rule: Rule,
     tokens: int,
     chunk_tokens: int | None = None,
-    align_tokens: int = 1,
+    behind_tokens: int = 1,
     hit_pages: int = 0,
 ) -> int:
     """Blocks of one group that a request of ``tokens`` tokens, generated ones included, holds at
@@ -26,8 +26,8 @@ def blocks_needed(
 
     Every block, one a token run of the grid, but for those that lie behind the window of a hit of
     ``hit_pages``; where only the last tokens count and a step computes at most ``chunk_tokens``,
-    what a window and a chunk overlap, and the window of the last length that can be hit (a multiple
-    of ``align_tokens``); of a state the running one and the two that roll.
+    what a window and a chunk overlap, and the window of the last length that can be hit, at most
+    ``behind_tokens`` behind what is computed; of a state the running one and the two that roll.
     """
     if rule.per_position:
         return 1 + ROLLING
@@ -36,7 +36,7 @@ def blocks_needed(
         return blocks
     if chunk_tokens is None:
         return blocks - min(hit_pages, rule.first_page(hit_pages)) // rule.block_pages
-    span = rule.reach_tokens + chunk_tokens + align_tokens
+    span = rule.reach_tokens + chunk_tokens + behind_tokens
     return min(blocks, -(-(span - 1) // rule.grid_tokens) + 1)
 
 

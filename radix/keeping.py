@@ -60,6 +60,8 @@ class Keeping:
             group for group, rule in enumerate(rules) if rule.kept and not rule.everywhere
         ]
         self._states = [group for group in self.parts if rules[group].per_position]
+        # pages behind a length that must be in the tree before that length can be hit
+        self._ahead = max((rule.lookahead_pages for rule in rules if rule.lookup), default=0)
         self.columns = np.array(
             [residency.tree.column(group, 0) for group in self._whole if self.placed], np.uint32
         )
@@ -213,14 +215,14 @@ class Keeping:
         All of them or none; False where something of it is not there any more, or its slots could
         not be replaced. Stores it below.
         """
+        if pages + self._ahead > work.inserted:
+            return False
         found: list[tuple[int, Pages]] = []
         for group in self.parts:
             held = work.held[group]
             need = held.wanted(pages)
             if not len(need):
                 continue
-            if pages + held.rule.lookahead_pages > work.inserted:
-                return False
             if not self.placed:
                 found.append((group, need[held.slots[need] != NO_SLOT]))
                 continue
@@ -333,8 +335,10 @@ class Keeping:
             self.offer(work, first, full - first, self.top, groups=tuple(self._whole))
         if not self.parts:
             return
-        for mark in [mark for mark in work.marks if mark <= full and mark * page > before]:
-            self.keep(work, mark, reuse)
+        for mark in list(work.marks):
+            known = mark + self._ahead  # a group that looks ahead has its entry there
+            if known <= full and known * page > before:
+                self.keep(work, mark, reuse)
         self._slide(work, reuse)
 
     def _slide(self, work: Work, reuse: Fence) -> None:
@@ -344,7 +348,8 @@ class Keeping:
         if not work.computed:
             return
         # the last length that these tokens alone could hit
-        last = (work.computed - 1) // self.page_tokens // self.align_pages * self.align_pages
+        last = max(0, (work.computed - 1) // self.page_tokens - self._ahead)
+        last = last // self.align_pages * self.align_pages
         for group in self.parts:
             held = work.held[group]
             if held.rule.per_position:
@@ -380,7 +385,7 @@ class Keeping:
         if work.settled or not self.parts:
             return
         work.settled = True
-        last = min(upto // self.page_tokens, work.inserted)
+        last = max(0, min(upto // self.page_tokens, work.inserted - self._ahead))
         last = last // self.align_pages * self.align_pages
         lengths = [last]
         if self._states:

@@ -39,6 +39,9 @@ class Loading:
         self.transfers = transfers
         self.page_tokens = page_tokens
         self.align_tokens = align_tokens
+        ahead = max((rule.lookahead_pages for rule in residency.rules if rule.lookup), default=0)
+        # how far the last length that can be hit lies behind what is computed, at most
+        self.behind_tokens = align_tokens + ahead * page_tokens
         self.placed = transfers.borrowed is None
         self.top = 0 if self.placed else -1  # the number of the device in moves
 
@@ -137,7 +140,7 @@ class Loading:
         if not held.reuses:
             return len(pages)
         tokens = work.pages * self.page_tokens
-        bound = blocks_needed(held.rule, tokens, work.chunk, self.align_tokens)
+        bound = blocks_needed(held.rule, tokens, work.chunk, self.behind_tokens)
         left = len(held.ends(work.hit_pages, len(held.slots)))
         return max(len(pages), min(bound, left + len(pages)) - int(held.own.sum()))
 

@@ -89,8 +89,9 @@ class Requests:
         total = len(prompt.tokens) + terms.new
         pages = -(-total // self.page_tokens)
         if self.placed:
+            behind = self.loading.behind_tokens
             needed = [
-                blocks_needed(rule, total, terms.chunk, self.align_tokens, match.hit_pages)
+                blocks_needed(rule, total, terms.chunk, behind, match.hit_pages)
                 for rule in self.residency.rules
             ]
             check_fits(self.residency, needed)
@@ -245,7 +246,8 @@ class Requests:
 
     def _reserve_more(self, work: Work, pages: int, total: int) -> None:
         rules = self.residency.rules
-        needed = [blocks_needed(rule, total, work.chunk, self.align_tokens) for rule in rules]
+        behind = self.loading.behind_tokens
+        needed = [blocks_needed(rule, total, work.chunk, behind) for rule in rules]
         counts = [0] * len(rules)
         for group, held in enumerate(work.held):
             if held.rule.per_position:
