@@ -36,13 +36,14 @@ from radix.keysets import Fetch, FetchState, FlatLease, Reservation, hash_keys
 from radix.layout import Layout, Part
 from radix.lease import Lease
 from radix.ownership import Ownership
-from radix.plan import Cursor, Explanation
+from radix.plan import Cursor, Demand, Explanation, Need
+from radix.policy.checkpoint import Checkpoints
 from radix.replicas import verify_replicas
 from radix.request import Request
 from radix.shards import Parallelism, Shards, shards_of
 from radix.stages import Stage
 from radix.store import FlatStore
-from radix.tier import TierMode
+from radix.tier import TierMode, View
 
 __version__ = "0.1.0"
 
@@ -51,11 +52,13 @@ __all__ = [
     "BusyError",
     "CacheError",
     "CapacityError",
+    "Checkpoints",
     "ClosedError",
     "Content",
     "CorruptBlockError",
     "Cost",
     "Cursor",
+    "Demand",
     "Explanation",
     "Fetch",
     "FetchState",
@@ -70,6 +73,7 @@ __all__ = [
     "Lease",
     "LeaseError",
     "Namespace",
+    "Need",
     "NeverFitsError",
     "Ownership",
     "Parallelism",
@@ -88,6 +92,7 @@ __all__ = [
     "TierMode",
     "TierUnavailableError",
     "UnsupportedError",
+    "View",
     "hash_keys",
     "shards_of",
     "verify_replicas",
