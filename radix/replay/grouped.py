@@ -127,8 +127,7 @@ class _Serving:
         self._sizes = [group.block_bytes for group in work.groups]
         self._columns = [cache.tree.column(number, _DEVICE) for number in range(len(work.groups))]
         self._snapshots = [number for number, rule in enumerate(work.rules) if rule.per_position]
-        self._whole = [number for number, rule in enumerate(work.rules) if rule.everywhere]
-        self._parts = len(self._whole) < len(work.rules)
+        self._parts = any(not rule.everywhere for rule in work.rules)
         self._budget_bytes = budget_bytes
         self._hit_pages = self._usable_pages = self._known_pages = 0
         self._state_bytes = self._state_bytes_peak = 0
@@ -147,9 +146,9 @@ class _Serving:
         ends = PathEnds(hit, known, found.structural_pages, len(turn) // page)
         end, places = self._room.fitted(self._places, ends)
         boundaries = tuple((places * page).tolist()) if self._parts else ()
-        # What is known behind the hit is computed again for its windows and states, but kept.
+        # What is known behind the hit is computed again for its windows and states.
         at = cursor._replace(pages=hit) if self._parts else cursor
-        with cache.lease(at) as lease, cache.lease(cursor, groups=self._whole):
+        with cache.lease(at) as lease:
             cache.insert(turn[: end * page], lease, boundaries=boundaries)
         self._state_bytes = sum(self._held(number) for number in self._snapshots)
         self._state_bytes_peak = max(self._state_bytes_peak, self._state_bytes)

@@ -89,9 +89,9 @@ class ModelRun(Run):
     Hits are joint hits: prefixes that every group of the model can serve. `capacity_blocks` is how
     many blocks the budget would hold of the groups that keep all tokens, alone; `hit_tokens` are
     the tokens of the usable hits, `known_tokens` those of the longest prefixes that the tree knew,
-    whether or not the windows and states for a hit there were kept. `state_bytes` are the snapshots resident at the
-    end, `state_bytes_peak` the most after any request, `resident_bytes` all blocks at the end by
-    group, `evicted_blocks` those that made room, by group.
+    whether or not the windows and states for a hit there were kept. `state_bytes` are the snapshots
+    resident at the end, `state_bytes_peak` the most after any request, `resident_bytes` all blocks
+    at the end by group, `evicted_blocks` those that made room, by group.
     """
 
     model: str
