@@ -12,9 +12,20 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from bench.measure import OURS, Benchmark, Outcome, Place, Row, Sizes, Skip
+from bench.measure import (
+    OURS,
+    Benchmark,
+    Outcome,
+    Place,
+    Row,
+    Sizes,
+    Skip,
+    Target,
+    ratio,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
+MIXED = ", with a window and a state"
 FLAGS = ("-O3", "-std=c11", "-pthread")
 
 
@@ -52,16 +63,26 @@ def run_instructions(sizes: Sizes, place: Place) -> Outcome:
         raise Skip("valgrind is not installed")
     program = _compile(place)
     prompts = sizes["prompts"]
-    arguments = [str(prompts), str(sizes["tokens"]), str(sizes["page_tokens"])]
-    match, pages = _count(program, "rdx_tree_match", arguments)
-    insert, _ = _count(program, "rdx_tree_insert", arguments)
+    rows: list[Row] = []
+    hits: set[int] = set()
+    for groups, which in ((1, ""), (3, MIXED)):
+        arguments = [str(prompts), str(sizes["tokens"]), str(sizes["page_tokens"]), str(groups)]
+        match, pages = _count(program, "rdx_tree_match", arguments)
+        insert, _ = _count(program, "rdx_tree_insert", arguments)
+        hits.add(pages)
+        rows.append(Row(f"match, full hit{which}", OURS, "instructions", (float(match),)))
+        rows.append(
+            Row(f"insert, nothing shared{which}", OURS, "instructions", (insert / prompts,))
+        )
     program.unlink()
+    if len(hits) != 1:
+        raise AssertionError(f"both models hold the same prompts, and hit {hits}")
+    names = [row.name for row in rows[:2]]
     return Outcome(
-        rows=[
-            Row("match, full hit", OURS, "instructions", (float(match),)),
-            Row("insert, nothing shared", OURS, "instructions", (insert / prompts,)),
-        ],
-        facts={"hit_pages": pages},
+        rows=rows,
+        facts={"hit_pages": hits.pop()},
+        ratios=[ratio(rows, name + MIXED, name) for name in names],
+        targets=[Target(f"{name + MIXED} / {name}", "at most", 2.0) for name in names],
     )
 
 
