@@ -55,7 +55,13 @@ def check_fits(residency: Residency, needed: Sequence[int]) -> None:
 
 
 def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:
-    """``counts[group]`` slots of the first tier in every group, or none at all (R4)."""
+    """``counts[group]`` slots of the first tier in every group, or none at all (R4): where one
+    group is short, nothing of another is evicted for it.
+    """
+    alone = not residency.tiers[0].capability.shares_bytes
+    for group, count in enumerate(counts):
+        if alone and count and count > residency.available(0, group):
+            raise residency.shortage(0, group, count)
     taken: list[Slots] = []
     try:
         for group, count in enumerate(counts):
