@@ -195,20 +195,19 @@ class Model:
         return [path for path, where in self.slots if where == column]
 
     def useful(self, path: Path, column: int) -> bool:
-        """Whether this block of a group that is not full is part of some length that is valid, as
-        far as its own group and the full ones go."""
+        """Whether some length needs this block and finds all else: of a full group what every
+        group with lookup needs, of another what its own group and the full ones need.
+        """
         group, page = column // self.tiers, len(path) - 2
-        tiers = range(self.tiers)
-        asked = [g for g, rule in enumerate(self.rules) if rule.lookup and self.whole_group(g)]
-        asked.append(group)
-        lengths = [
-            count
-            for count in range(len(path) + 8)
-            if page in self.needs(group, count) and count % self.rules[group].block_pages == 0
-        ]
+        block = self.rules[group].block_pages
+        asked = {g for g, rule in enumerate(self.rules) if rule.lookup}
+        if not self.whole(column):
+            asked = {g for g in asked if self.whole_group(g)}
+        asked.add(group)
+        lengths = [n for n in range(block, len(path) + 8, block) if page in self.needs(group, n)]
         ends = [end for end in self.paths() if related(end, path)]
         return any(
-            count < len(end) and all(self.valid(end, g, count, tiers) for g in asked)
+            count < len(end) and all(self.valid(end, g, count, range(self.tiers)) for g in asked)
             for count in lengths
             for end in ends
         )

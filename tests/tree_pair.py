@@ -337,12 +337,12 @@ class Pair:
         told = self.tree.next_victim(column)
         legal = [p for p in self.model.resident(column) if self.model.may_go(p, column)]
         assert (told is None) == (not self.model.evictable(column))
-        dead = [path for path in legal if self.dead(path, edges[path], column)]
+        dead = [path for path in legal if self.dead(path, edges, column)]
         if dead and (column in self.solid or not self.model.whole(column)):
             assert told == 0
         if told == 0 and column in self.solid:
             assert dead
-        if told == 0 and not self.model.whole(column):
+        if told == 0:
             assert any(not self.model.useful(path, column) for path in legal)
 
     def latest(self, path: Path, column: int) -> int:
@@ -356,10 +356,11 @@ class Pair:
         model = self.model
         assert model.may_go(victim, column)
         legal = [path for path in model.resident(column) if model.may_go(path, column)]
-        dead = [path for path in legal if self.dead(path, edges[path], column)]
+        dead = [path for path in legal if self.dead(path, edges, column)]
         if column in self.solid:
             assert victim == min(dead or legal, key=lambda path: (model.used[path], -len(path)))
             assert dead or model.used[victim] <= upto
+            assert not dead or not model.useful(victim, column)
         elif not model.whole(column):
             before = [p for p in legal if edges[p] == edges[victim] and len(p) < len(victim)]
             assert not before
@@ -370,23 +371,48 @@ class Pair:
                 older = [p for p in legal if model.used_until(p, column) < since]
                 assert not older, (victim, since, [(p, model.used_until(p, column)) for p in older])
 
-    def dead(self, path: Path, edge: Edge, column: int) -> bool:
+    def dead(self, path: Path, edges: dict[Path, Edge], column: int) -> bool:
         """Whether the block's own edge tells that nothing can be hit with it (I20).
 
-        Of a full group, whose block that may go ends what its tier holds there: the edge has no
-        snapshot, or no block of a window, at all. Of another: the edge has no block of a full
-        group at all. The tree may know more blocks of other groups to be dead.
+        Of a full group: no tier has blocks of it behind the edge, and the edge has no snapshot, or
+        no block of a window, at all. Of another: the edge has no block of a full group at all. The
+        tree may know more blocks of other groups to be dead. What looks ahead may serve lengths
+        that end on another edge.
         """
-        asked = [(g, rule) for g, rule in enumerate(self.model.rules) if rule.lookup]
-        if self.model.whole(column):
-            kinds = {lib.RDX_RULE_STATE: 0, lib.RDX_RULE_WINDOW: 1}
-            missed = [g for g, rule in asked if rule.reach_tokens >= kinds.get(rule.code, NEVER)]
-        elif self.model.rule(column).lookahead_pages:
+        rules = self.model.rules
+        asked = [g for g, rule in enumerate(rules) if rule.lookup]
+        if self.model.rule(column).lookahead_pages:
             return False
+        if self.model.whole(column):
+            group, edge = column // self.world.tiers, edges[path]
+            spread = range(group * self.world.tiers, (group + 1) * self.world.tiers)
+            if any(self.bears(edge, edges, c, below=True) for c in spread):
+                return False
+            kinds = {lib.RDX_RULE_STATE: 0, lib.RDX_RULE_WINDOW: 1}
+            missed = [g for g in asked if rules[g].reach_tokens >= kinds.get(rules[g].code, NEVER)]
+            missed = [g for g in missed if not rules[g].lookahead_pages]
         else:
-            missed = [g for g, rule in asked if rule.code == lib.RDX_RULE_FULL]
-            missed = [g for g in missed if self.may_hold(edge, g)]
-        return any(not self.holds(edge, g) for g in missed)
+            missed = [g for g in asked if self.model.whole_group(g)]
+            missed = [g for g in missed if self.may_hold(edges[path], g)]
+        return any(not self.holds(edges[path], g) for g in missed)
+
+    def bears(
+        self, edge: Edge, edges: dict[Path, Edge], column: int, *, below: bool = False
+    ) -> bool:
+        """Whether an edge has blocks of a column, or is too short for one and something below has.
+
+        ``below``: only what is behind it counts.
+        """
+        if not below:
+            if any(self.model.slot(place, column) != NO_SLOT for place in edge.places):
+                return True
+            if self.may_hold(edge, column // self.world.tiers):
+                return False
+        return any(
+            self.bears(other, edges, column)
+            for place, other in edges.items()
+            if place == other.path and other.view.parent == edge.view.node
+        )
 
     def holds(self, edge: Edge, group: int) -> bool:
         """Whether any tier has a block of the group on an edge."""

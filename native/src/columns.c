@@ -25,8 +25,10 @@ void rdx_kids_add(rdx_tree *t, uint32_t i, uint32_t column, bool more) {
         cell *k = cell_at(t, i, column);
         bool bore = rdx_bears(t, i, column);
         k->kids = more ? k->kids + 1 : k->kids - 1;
-        if (t->mixed && !is_sparse(t, column)) {
-            rdx_relist(t, i, column); /* a leaf, maybe */
+        bool turned = k->kids == (more ? 1 : 0);
+        uint32_t c = t->group_of[column] * t->tiers;
+        for (uint32_t end = c + t->tiers; t->mixed && turned && c < end && !is_sparse(t, c); c++) {
+            rdx_relist(t, i, c); /* a leaf, maybe */
         }
         if (node_at(t, i)->flags & NODE_ROOT || bore == rdx_bears(t, i, column)) {
             return;

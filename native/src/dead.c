@@ -1,8 +1,8 @@
 /* dead.c: what no length of a hit can need any more goes first (I20). Judged by one node alone, so
  * that it costs nothing to keep: a block of a window, a chunk or a snapshot is dead when, in the
  * node, the full groups under every length that it serves are gone from all tiers; a leaf of a full
- * column when the node holds no snapshot, or no block of a window, that a hit there would need. In
- * doubt a node is alive. Keeps I16, I18.
+ * column when no tier has blocks below the node, and the node holds no snapshot, or no block of a
+ * window, that a hit there would need. In doubt a node is alive. Keeps I16, I18.
  */
 #include "tree.h"
 
@@ -92,11 +92,22 @@ static bool lacks_an_entry(const rdx_tree *t, uint32_t i) {
     return false;
 }
 
+/* Whether blocks of a group stand below node i, in any tier: a hit may end there. */
+static bool has_kids(const rdx_tree *t, uint32_t i, uint32_t g) {
+    const cell *row = cell_at(t, i, g * t->tiers);
+    uint32_t kids = 0;
+    for (uint32_t k = 0; k < t->tiers; k++) {
+        kids |= row[k].kids;
+    }
+    return kids != 0;
+}
+
 bool rdx_is_dead(const rdx_tree *t, uint32_t i, uint32_t column) {
     if (is_sparse(t, column)) {
         return serves_nothing(t, i, t->group_of[column]);
     }
-    return cell_at(t, i, column)->kids == 0 && lacks_an_entry(t, i);
+    bool ahead = rule_of(t, column)->lookahead_pages != 0; /* it may serve a length further up */
+    return !ahead && !has_kids(t, i, t->group_of[column]) && lacks_an_entry(t, i);
 }
 
 void rdx_settle(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next) {

@@ -57,8 +57,9 @@ int rdx_rules_new(rdx_tree *t, const rdx_group *groups) {
         }
         t->plain = t->plain && rule->rule == RDX_RULE_FULL && rule->block_pages == 1 &&
                    rule->lookahead_pages == 0 && rule->lookup;
-        bool asks = rule->rule == RDX_RULE_STATE ||
-                    (rule->rule == RDX_RULE_WINDOW && rule->reach_tokens >= 1);
+        bool asks =
+            rule->rule == RDX_RULE_STATE || (rule->rule == RDX_RULE_WINDOW &&
+                                             rule->reach_tokens >= 1 && rule->lookahead_pages == 0);
         if (rule->lookup && rule->rule == RDX_RULE_FULL) {
             t->fulls[t->nfulls++] = (uint8_t)g;
         } else if (rule->lookup && asks) {

@@ -14,16 +14,21 @@ from tests.model import NO_SLOT
 from tests.strategies import World, group_of, plain
 
 FULL = 0
+HOST_STATE = 3
 
 
 class Cache:
-    """A tree of one tier; slots count up, and a block is told by the name that it was given."""
+    """A tree; slots count up, and a block is told by the name that it was given."""
 
-    def __init__(self, page_tokens: int, *groups: Group) -> None:
+    def __init__(self, page_tokens: int, *groups: Group, tiers: int = 1) -> None:
         self.page_tokens = page_tokens
-        world = World(page_tokens, groups, tiers=1, capacity=8, keep_keys=False)
+        world = World(page_tokens, groups, tiers, capacity=8, keep_keys=False)
         self.tree = TreeCore(
-            4 * page_tokens, groups=world.rules, page_tokens=page_tokens, tiers=1, keep_keys=False
+            4 * page_tokens,
+            groups=world.rules,
+            page_tokens=page_tokens,
+            tiers=tiers,
+            keep_keys=False,
         )
         self.root = self.tree.root()
         self.names: list[str] = []
@@ -50,6 +55,12 @@ class Cache:
         end = self.tree.insert(at, self.tokens(pages), columns, slots)
         self.tree.check()
         return Cursor(self.root, end.node, end.pages)
+
+    def find(self, pages: list[int]) -> Cursor:
+        """Where a run of pages ends that stands in the tree."""
+        found = self.tree.match(self.root, self.tokens(pages), 0)
+        assert found.structural_pages == len(pages)
+        return Cursor(self.root, found.node, found.structural_pages)
 
     def evict(self, column: int, count: int = 99) -> str:
         """The names of what goes, in order."""
@@ -142,3 +153,33 @@ def test_a_full_leaf_without_a_snapshot_goes_first() -> None:
     cache.put([3, 4], "cd", "..")
     assert cache.tree.next_victim(FULL) == 0
     assert cache.evict(FULL) == "dcba"
+
+
+def test_a_full_leaf_whose_children_lie_in_another_tier_is_alive() -> None:
+    """The fault: only the leaf's own tier was asked for blocks below it, so the device's copy of a
+    prefix went before everything else once what follows it had moved to the host.
+
+    Source: the machine over mixed groups, seed 3.
+    """
+    cache = Cache(1, *plain(1), group_of("state", 1), tiers=2)
+    cache.put([1, 2], "ab", "ab", "..", "..")
+    cache.put([3], "c", ".", "S", ".")
+    end = cache.find([1, 2])
+    cache.tree.attach(end, HOST_STATE, 1, cache.row("T"))
+    cache.tree.touch(end._replace(pages=1))
+    assert cache.evict(FULL, 1) == "b"
+    assert cache.tree.joint(cache.find([1, 2]), 2)[0] == 2
+    assert cache.tree.next_victim(FULL) != 0
+
+
+def test_a_block_that_looks_ahead_is_alive_for_the_length_above_it() -> None:
+    """The fault: a full group's block with lookahead stands a page further down than the length
+    that needs it; on an edge without a snapshot it was called dead, and the checkpoint at the end
+    of the edge above was lost with it.
+
+    Source: the machine over mixed groups, seed 25.
+    """
+    cache = Cache(1, group_of("full", 1, lookahead=1), group_of("state", 1))
+    end = cache.put([1, 2], ".a", "S.")
+    assert cache.tree.joint(end, 2)[0] == 1
+    assert cache.tree.next_victim(FULL) != 0
