@@ -21,6 +21,7 @@ from radix.admission import reserve_all
 from radix.errors import CapacityError, InvariantError, RequestError, TierError
 from radix.events import RequestState
 from radix.lifecycle import LIVE, Fence, Fences, Work
+from radix.misses import lookahead_pages
 from radix.plan import Cursor
 from radix.policy.checkpoint import ROLLING, Checkpoints, grid_cuts
 from radix.residency import EVICTED, Residency
@@ -60,8 +61,7 @@ class Keeping:
             group for group, rule in enumerate(rules) if rule.kept and not rule.everywhere
         ]
         self._states = [group for group in self.parts if rules[group].per_position]
-        # pages behind a length that must be in the tree before that length can be hit
-        self._ahead = max((rule.lookahead_pages for rule in rules if rule.lookup), default=0)
+        self._ahead = lookahead_pages(residency)
         self.columns = np.array(
             [residency.tree.column(group, 0) for group in self._whole if self.placed], np.uint32
         )

@@ -17,7 +17,7 @@ from radix.admission import blocks_needed, reserve_all
 from radix.errors import CapacityError, TierError
 from radix.events import RequestState
 from radix.lifecycle import Held, Mask, Work
-from radix.misses import stepped
+from radix.misses import lookahead_pages, stepped
 from radix.plan import Cursor, Move
 from radix.residency import Residency
 from radix.tier import TierMode, Urgency
@@ -39,9 +39,8 @@ class Loading:
         self.transfers = transfers
         self.page_tokens = page_tokens
         self.align_tokens = align_tokens
-        ahead = max((rule.lookahead_pages for rule in residency.rules if rule.lookup), default=0)
         # how far the last length that can be hit lies behind what is computed, at most
-        self.behind_tokens = align_tokens + ahead * page_tokens
+        self.behind_tokens = align_tokens + lookahead_pages(residency) * page_tokens
         self.placed = transfers.borrowed is None
         self.top = 0 if self.placed else -1  # the number of the device in moves
 

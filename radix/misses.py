@@ -58,6 +58,19 @@ def miss_reason(residency: Residency, match: Match, prompt: Prompt) -> str:
     return "evicted" if match.stop == lib.RDX_STOP_HOLE else "cold"
 
 
+def known_pages(residency: Residency, match: Match, step: int) -> int:
+    """The last length, a multiple of ``step`` pages, at which a prompt that goes on otherwise could
+    be hit: where the tree's knowledge ends, or before the pages there that a group looks ahead to.
+    """
+    known = match.structural_pages - lookahead_pages(residency)
+    return max(0, min(known, match.limit_pages)) // step * step
+
+
+def lookahead_pages(residency: Residency) -> int:
+    """Pages behind a length that must be in the tree before that length can be hit."""
+    return max((rule.lookahead_pages for rule in residency.rules if rule.lookup), default=0)
+
+
 def explain(
     residency: Residency,
     match: Match,
@@ -84,7 +97,7 @@ def explain(
             if (pages := ends[source == number]).size:
                 name = residency.tiers[number].name
                 needs.append(Need(residency.groups[group].name, name, pages))
-    known = min(match.structural_pages, match.limit_pages) // step * step
+    known = known_pages(residency, match, step)
     return Explanation(
         prompt_tokens=len(prompt.tokens),
         structural_tokens=match.structural_pages * page_tokens,

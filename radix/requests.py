@@ -18,6 +18,7 @@ from radix.keeping import Keeping
 from radix.keys import Tokens
 from radix.lifecycle import LIVE, Fence, Fences, Held, Terms, Work
 from radix.loading import Loading
+from radix.misses import known_pages, lookahead_pages
 from radix.plan import Cursor
 from radix.policy.checkpoint import Checkpoints, alignment
 from radix.residency import Residency
@@ -94,7 +95,7 @@ class Requests:
                 blocks_needed(rule, total, terms.chunk, behind, match.hit_pages)
                 for rule in self.residency.rules
             ]
-            check_fits(self.residency, needed)
+            check_fits(self.residency.tiers[0], self.residency.groups, needed)
             device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
@@ -194,13 +195,15 @@ class Requests:
         if not self.keeping.parts:
             return 0, []
         step = self.align_tokens // self.page_tokens
-        known = min(match.structural_pages, match.limit_pages) // step * step
+        known = known_pages(self.residency, match, step)
         branch = known if known > max(match.hit_pages, work.hit_pages) else 0
-        lengths = {branch, *(tokens // self.align_tokens * step for tokens in boundaries)}
-        ends = [work.prompt_tokens - 1] if not self._states else []
+        lengths, ends = {branch}, list(boundaries)
+        ends += [work.prompt_tokens - 1] if not self._states else []
         if work.cacheable is not None:
             ends.append(work.cacheable)
-        lengths.update(end // self.align_tokens * step for end in ends)
+        # what goes on otherwise behind an end can't be hit where a group looked behind it
+        pages = [end // self.page_tokens - lookahead_pages(self.residency) for end in ends]
+        lengths.update(max(0, length) // step * step for length in pages)
         marks = sorted(length for length in lengths if length > work.hit_pages)
         return branch, marks
 
@@ -260,7 +263,7 @@ class Requests:
             counts[group] = len(held.ends(len(held.slots), last))
             if not held.rule.everywhere:
                 needed[group] = owned + counts[group]  # what fell behind was given back
-        check_fits(self.residency, needed)
+        check_fits(self.residency.tiers[0], self.residency.groups, needed)
         more = reserve_all(self.residency, counts)
         for held, slots in zip(work.held, more, strict=True):
             old = len(held.slots)

@@ -42,16 +42,35 @@ def test_second_turn_hits_where_the_first_ended(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", AHEAD)
-def test_boundary_is_hit_though_the_chunk_ended_there(rule: str) -> None:
-    """What a hit at a boundary needs was kept when the boundary was computed or never: then the
-    other group's entry is still to come.
+@pytest.mark.parametrize("ends", [(12, 14, 17, 22), (22,)])
+def test_boundary_is_hit_though_a_group_looked_behind_it(rule: str, ends: tuple[int, ...]) -> None:
+    """Where prompts part behind the boundary its last entry that looks ahead is of one of them
+    alone: what is kept is a page before, once that page's entry is there. It was kept at the
+    boundary itself, where nothing could be hit.
     """
     rig = _rig(rule)
-    live = rig.until_ready(rig.admit(TURN, boundaries=(12,)))
-    for end in (12, 14, 17, 22):
+    live = rig.until_ready(rig.admit(TURN, boundaries=(13,)))
+    for end in ends:
         rig.compute(live, end)
     rig.end(live)
     rig.settle()
-    other = rig.until_ready(rig.admit([*TURN[:17], 30, 31, 32]))
-    assert other.request.hit_tokens == 12
+    other = rig.until_ready(rig.admit([*TURN[:13], 30, 31, 32]))
+    assert other.request.hit_tokens == 8
+    rig.finish_all()
+
+
+@pytest.mark.parametrize("rule", AHEAD)
+def test_third_prompt_hits_where_the_second_parted_from_the_first(rule: str) -> None:
+    """The branch signal named the end of the tree's knowledge, where a group that looks ahead has
+    nothing for a prompt that goes on otherwise: no third prompt ever hit.
+    """
+    rig = _rig(rule)
+    for last in range(3):
+        prompt = [*TURN[:16], 50 + last, 60, 61, 62, 63]
+        assert rig.cache.explain(prompt).branch_tokens == (12 if last == 1 else 0)
+        live = rig.until_ready(rig.admit(prompt))
+        assert live.request.hit_tokens == (12 if last == 2 else 0)
+        rig.compute(live, len(prompt))
+        rig.end(live)
+        rig.settle()
     rig.finish_all()
