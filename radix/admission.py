@@ -1,17 +1,36 @@
 """Admission: one transaction over all groups of the first tier. Match, pin, reserve; or give
 everything back and say which budget is short (R0, R1, R4). ``blocks_needed`` is the formula that
-admission and the sizing of pools share.
+admission and the sizing of pools share, so that a pool of ``pool_sizes`` refuses nothing that it
+was made for, and what it refuses no waiting would let in.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from radix.arguments import at_least_one
 from radix.errors import NeverFitsError
-from radix.groups import Rule
-from radix.policy.checkpoint import ROLLING
+from radix.groups import Group, Rule, check_groups, rule_of
+from radix.policy.checkpoint import ROLLING, alignment
 from radix.residency import Residency
-from radix.tier import Slots
+from radix.tier import Slots, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest request that an engine will ever send: ``tokens`` in all, generated ones
+    included, computed at most ``chunk_tokens`` a step (None: in one). ``ValueError`` below 1.
+    """
+
+    tokens: int
+    chunk_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one("tokens", self.tokens)
+        if self.chunk_tokens is not None:
+            at_least_one("chunk_tokens", self.chunk_tokens)
 
 
 def blocks_needed(
@@ -40,17 +59,57 @@ def blocks_needed(
     return min(blocks, -(-(span - 1) // rule.grid_tokens) + 1)
 
 
+def behind_tokens(rules: Sequence[Rule], align_tokens: int) -> int:
+    """How far the last length that can be hit lies behind what is computed, at most. Of it a
+    request keeps the window. ``align_tokens``: hits are multiples of it.
+    """
+    ahead = max((rule.lookahead_pages for rule in rules if rule.lookup), default=0)
+    return alignment(rules, align_tokens) + ahead * rules[0].page_tokens
+
+
+def pool_sizes(
+    groups: Sequence[Group],
+    page_tokens: int,
+    largest: Largest,
+    *,
+    requests: int = 1,
+    align_tokens: int = 1,
+) -> tuple[int, ...]:
+    """Blocks of each group that ``requests`` requests as large as ``largest`` hold at once in the
+    first tier: with ``requests`` 1 the least pools in which such a request is ever admitted.
+
+    What is to stay cached beside them comes on top: a hit pins what it needs of a window, and one
+    snapshot, until its request has gone on. ``align_tokens``: as of the cache. Raises
+    ``ValueError`` and ``TypeError``. Cost: the groups.
+
+    >>> pool_sizes([Group.full("kv", 64)], 16, Largest(4000, 512), requests=3)
+    (750,)
+    """
+    many = at_least_one("requests", requests)
+    rules = [rule_of(group, page_tokens) for group in check_groups(groups)]
+    behind = behind_tokens(rules, math.lcm(page_tokens, at_least_one("align_tokens", align_tokens)))
+    return tuple(many * blocks for blocks in largest_blocks(rules, largest, behind))
+
+
+def largest_blocks(rules: Sequence[Rule], largest: Largest, behind: int) -> list[int]:
+    """By group the blocks that one such request holds at once, whatever is cached."""
+    return [blocks_needed(rule, largest.tokens, largest.chunk_tokens, behind) for rule in rules]
+
+
 def check_fits(residency: Residency, needed: Sequence[int]) -> None:
     """R0: ``NeverFitsError`` at once for what no waiting can make fit. ``needed``: by group the
     blocks that the request holds at once.
     """
-    for group, spec in enumerate(residency.groups):
-        capacity = residency.tiers[0].capacity_blocks(group)
+    check_capacity(residency.tiers[0], residency.groups, needed)
+
+
+def check_capacity(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -> None:
+    """``NeverFitsError`` where a pool of the tier holds fewer blocks than ``needed`` of its group."""
+    for group, spec in enumerate(groups):
+        capacity = tier.capacity_blocks(group)
         if needed[group] > capacity:
             raise NeverFitsError(
-                f"tier {residency.tiers[0].name!r}, group {spec.name!r}",
-                needed=needed[group],
-                capacity=capacity,
+                f"tier {tier.name!r}, group {spec.name!r}", needed=needed[group], capacity=capacity
             )
 
 

@@ -12,17 +12,21 @@ class CacheError(Exception):
 class CapacityError(CacheError):
     """A budget is short now; waiting or evicting may help.
 
-    Blocks: ``needed`` were asked for, ``free`` are free, ``evictable`` could be freed at once,
-    ``leased`` are protected by leases.
+    Blocks: ``needed`` were asked for, ``free`` are free, ``evictable`` may go, of which ``clean``
+    at once and ``dirty`` only once a copy below is acknowledged; ``leased`` are protected by
+    leases.
     """
 
-    def __init__(self, what: str, *, needed: int, free: int, evictable: int, leased: int) -> None:
-        super().__init__(
-            f"{what}: needed {needed} blocks, free {free}, evictable {evictable}, leased {leased}"
-        )
+    def __init__(
+        self, what: str, *, needed: int, free: int, evictable: int, leased: int, dirty: int
+    ) -> None:
+        may_go = f"evictable {evictable}" + (f" ({dirty} of them dirty)" if dirty else "")
+        super().__init__(f"{what}: needed {needed} blocks, free {free}, {may_go}, leased {leased}")
         self.needed = needed
         self.free = free
         self.evictable = evictable
+        self.dirty = dirty
+        self.clean = evictable - dirty
         self.leased = leased
 
 

@@ -95,7 +95,7 @@ class Requests:
                 blocks_needed(rule, total, terms.chunk, behind, match.hit_pages)
                 for rule in self.residency.rules
             ]
-            check_fits(self.residency.tiers[0], self.residency.groups, needed)
+            check_fits(self.residency, needed)
             device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
@@ -263,7 +263,7 @@ class Requests:
             counts[group] = len(held.ends(len(held.slots), last))
             if not held.rule.everywhere:
                 needed[group] = owned + counts[group]  # what fell behind was given back
-        check_fits(self.residency.tiers[0], self.residency.groups, needed)
+        check_fits(self.residency, needed)
         more = reserve_all(self.residency, counts)
         for held, slots in zip(work.held, more, strict=True):
             old = len(held.slots)

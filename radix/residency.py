@@ -189,7 +189,14 @@ class Residency:
             free=self.tiers[tier].free_blocks(group),
             evictable=stats.resident - stats.protected,
             leased=stats.protected,
+            dirty=self.dirty(tier, group),
         )
+
+    def dirty(self, tier: int, group: int) -> int:
+        """Blocks that may go only once a copy of them below is acknowledged: none where copies are
+        made as blocks are computed, because what is being copied is leased.
+        """
+        return 0
 
     def evict(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
         """Evicts up to ``count`` blocks, oldest first, none that was used after ``upto``; the

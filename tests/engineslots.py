@@ -62,7 +62,9 @@ class OwnSlots:
         self.reclaim()
         free = min(len(row) for row in self.own)
         if free < pages:
-            raise CapacityError("the engine", needed=pages, free=free, evictable=0, leased=0)
+            raise CapacityError(
+                "the engine", needed=pages, free=free, evictable=0, leased=0, dirty=0
+            )
         more = 0 if self._borrows else ROLLING + 1  # what a state takes, however short the prompt
         rows = [row[: max(pages, more)] for row in self.own]
         for row, taken in zip(self.own, rows, strict=True):
