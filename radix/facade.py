@@ -4,6 +4,7 @@ thread at a time. Keeps no invariant of its own.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Self
@@ -42,14 +43,22 @@ class Facade:
 
     def close(self) -> None:
         """Ends what is under way, keeps what is durable, closes every tier, whatever one of them
-        raises. Idempotent.
+        raises. Idempotent. A ``ResourceWarning`` names what its owner left open.
         """
         if self.gate.closed:
             return
         with self.gate, ExitStack() as closing:
+            left = self._left_open()
             self.gate.close()
             for tier in self.opened:  # the lowest first: it may still read those above
                 closing.callback(tier.close)
+        if left:
+            text = f"the cache was closed with {', '.join(left)} left open"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    def _left_open(self) -> list[str]:
+        """What its owner should have given back before."""
+        return []
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,11 @@
 """One thread at a time: a call that finds another thread inside raises instead of waiting. No
-affinity: any thread may be the one.
+affinity: any thread may be the one. A process that was forked has no cache: its copy of the books
+would write over the parent's.
 """
 
 from __future__ import annotations
+
+import os
 
 # A lock of the interpreter and no thread. A token taken from a list would be lost where Ctrl-C
 # strikes between the taking and the ``with`` block, and the cache could not even be closed; a lock
@@ -10,8 +13,11 @@ from __future__ import annotations
 from _thread import RLock
 from collections.abc import Callable
 from typing import NoReturn
+from weakref import WeakSet
 
 from radix.errors import BusyError, ClosedError
+
+_GATES: WeakSet[Gate] = WeakSet()
 
 
 class Gate:
@@ -21,13 +27,15 @@ class Gate:
     gate.refuse()`` enters and ``gate.leave()`` leaves, whatever happened in between.
     """
 
-    __slots__ = ("closed", "leave", "take")
+    __slots__ = ("__weakref__", "_parent", "closed", "leave", "take")
 
     def __init__(self) -> None:
         lock = RLock()
         self.take: Callable[[bool], bool] = lock.acquire
         self.leave: Callable[[], None] = lock.release
         self.closed = False
+        self._parent = 0  # the process that it was forked from
+        _GATES.add(self)
 
     def __enter__(self) -> None:
         if not self.take(False):
@@ -41,6 +49,11 @@ class Gate:
 
     def refuse(self) -> NoReturn:
         """Says why there is no way in."""
+        if self._parent:
+            raise ClosedError(
+                f"the cache was opened before a fork, in process {self._parent}, and cannot be "
+                "used in the child: open another one there"
+            )
         if self.closed:
             raise ClosedError("the cache was closed")
         raise BusyError("a call came while another thread's call on this cache was running")
@@ -48,3 +61,18 @@ class Gate:
     def close(self) -> None:
         """From now on every entry raises ``ClosedError``."""
         self.closed = True
+
+    def _forked(self) -> None:
+        """In the child: a thread that does not exist here may have been inside."""
+        lock = RLock()
+        self.take, self.leave = lock.acquire, lock.release
+        self._parent = self._parent or os.getppid()
+        self.closed = True
+
+
+def _close_all() -> None:
+    for gate in list(_GATES):
+        gate._forked()
+
+
+os.register_at_fork(after_in_child=_close_all)
