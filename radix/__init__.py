@@ -9,6 +9,7 @@ import sys
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError("radix does not support free-threaded Python yet; use a build with the GIL")
 
+from radix.admission import Largest, pool_sizes
 from radix.cache import PrefixCache
 from radix.content import Content
 from radix.drafts import ROOT
@@ -68,6 +69,7 @@ __all__ = [
     "Inserted",
     "InvariantError",
     "KeysDone",
+    "Largest",
     "Layout",
     "LayoutMismatchError",
     "Lease",
@@ -94,6 +96,7 @@ __all__ = [
     "UnsupportedError",
     "View",
     "hash_keys",
+    "pool_sizes",
     "shards_of",
     "verify_replicas",
 ]

@@ -88,12 +88,8 @@ def pool_sizes(
     many = at_least_one("requests", requests)
     rules = [rule_of(group, page_tokens) for group in check_groups(groups)]
     behind = behind_tokens(rules, math.lcm(page_tokens, at_least_one("align_tokens", align_tokens)))
-    return tuple(many * blocks for blocks in largest_blocks(rules, largest, behind))
-
-
-def largest_blocks(rules: Sequence[Rule], largest: Largest, behind: int) -> list[int]:
-    """By group the blocks that one such request holds at once, whatever is cached."""
-    return [blocks_needed(rule, largest.tokens, largest.chunk_tokens, behind) for rule in rules]
+    tokens, chunk = largest.tokens, largest.chunk_tokens
+    return tuple(many * blocks_needed(rule, tokens, chunk, behind) for rule in rules)
 
 
 def check_fits(residency: Residency, needed: Sequence[int]) -> None:
@@ -103,8 +99,24 @@ def check_fits(residency: Residency, needed: Sequence[int]) -> None:
     check_capacity(residency.tiers[0], residency.groups, needed)
 
 
+def check_largest(
+    tier: Tier,
+    groups: Sequence[Group],
+    page_tokens: int,
+    largest: Largest | None,
+    align_tokens: int,
+) -> None:
+    """``NeverFitsError`` where the pools of a tier would never admit such a request (C47)."""
+    if largest is None:
+        return
+    if not isinstance(largest, Largest):
+        raise TypeError(f"largest must be a Largest, not {type(largest).__name__}")
+    sizes = pool_sizes(groups, page_tokens, largest, align_tokens=align_tokens)
+    check_capacity(tier, groups, sizes)
+
+
 def check_capacity(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -> None:
-    """``NeverFitsError`` where a pool of the tier holds fewer blocks than ``needed`` of its group."""
+    """``NeverFitsError`` where a pool holds fewer blocks than are ``needed`` of its group."""
     for group, spec in enumerate(groups):
         capacity = tier.capacity_blocks(group)
         if needed[group] > capacity:

@@ -54,6 +54,14 @@ def count_of(name: str, value: object) -> int:
     return number
 
 
+def number_below(name: str, value: object, most: int) -> int:
+    """A number in [0, ``most``)."""
+    number = count_of(name, value)
+    if number >= most:
+        raise ValueError(f"{name} is {value}, expected 0 to {most - 1}")
+    return number
+
+
 def page_tokens_of(value: object) -> int:
     """Tokens a page: 1 to 65536."""
     if isinstance(value, bool) or not isinstance(value, int):

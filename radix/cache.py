@@ -14,11 +14,13 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from radix._native import Match, tree_match
+from radix.admission import Largest, check_largest
 from radix.arguments import (
     at_least_one,
     check_supported,
     count_of,
     int32,
+    number_below,
     numbers_of,
     page_tokens_of,
     prompt_of,
@@ -83,6 +85,7 @@ class PrefixCache(Facade):
         seed: int = 0,
         align_tokens: int = 1,
         checkpoints: Checkpoints | None = None,
+        largest: Largest | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -91,8 +94,9 @@ class PrefixCache(Facade):
         ``"xxh3"`` or ``"sha256"`` (see ``PageKeys``). ``events``: keep the stream of blocks stored
         and removed for ``poll``. ``clock``: nanoseconds, for events alone. ``align_tokens``: hits
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
-        kept. Raises ``ValueError`` or ``TypeError`` for a bad argument, ``TierError`` for a tier
-        that does not open; nothing stays open then.
+        kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. Raises
+        ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open; nothing is open
+        then.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -135,7 +139,7 @@ class PrefixCache(Facade):
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
         self._assemble(media, write != "none", checkpoints)
-        self._open(media)
+        self._open(media, largest)
 
     def _assemble(
         self, media: tuple[Tier, ...], stores: bool, checkpoints: Checkpoints | None
@@ -170,13 +174,14 @@ class PrefixCache(Facade):
             self.residency, self.transfers, self.page_tokens, self.align_tokens, self._shared
         )
 
-    def _open(self, media: tuple[Tier, ...]) -> None:
+    def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:
         opened: list[Tier] = []
         try:
             for number, tier in enumerate(self.tiers):
                 upper = media[number - 1] if number else None
                 tier.attach(self.groups, self.keys.page_bytes, upper)
                 opened.append(tier)
+            check_largest(media[0], self.groups, self.page_tokens, largest, self.align_tokens)
             adopt(self.residency, self._spaces)
         except BaseException:
             for tier in reversed(opened):
@@ -422,12 +427,8 @@ class PrefixCache(Facade):
             return slots
 
     def _known(self, group: int, tier: int = 0) -> None:
-        for name, value, most in (
-            ("group", group, len(self.groups)),
-            ("tier", tier, len(self.residency.tiers)),
-        ):
-            if count_of(name, value) >= most:
-                raise ValueError(f"{name} is {value}, expected 0 to {most - 1}")
+        number_below("group", group, len(self.groups))
+        number_below("tier", tier, len(self.residency.tiers))
 
     def offer(self, group: int, slots: object) -> None:
         """Gives the cache free slots of the engine's (shared)."""
