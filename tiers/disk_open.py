@@ -7,6 +7,7 @@ at every reopening, and leaves nothing behind where it fails.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -35,6 +36,7 @@ from tiers.format import (
     record_dtype,
     stored_bytes,
     sync_directory,
+    sync_file,
     write_format,
 )
 from tiers.lmdb_index import LmdbIndex
@@ -167,9 +169,9 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             opening = _Opening(config, groups, dtype, plan, mark, files, locks)
             opened = _read_or_start_cold(opening)
             undo.callback(opened.index.close)
-            if fresh:  # syncing a file does not make its name durable
-                for directory in (used[0], *(path.parent for path in used)):
-                    sync_directory(directory)
+            # Syncing a file does not make its name durable; these may be of a process that died.
+            for directory in used:
+                sync_directory(directory)
         except (lmdb.Error, OSError) as error:
             raise TierUnavailableError(config.name, f"{config.paths[0]}: {error}") from error
         undo.pop_all()
@@ -230,9 +232,12 @@ def _take_directory(
             config.name, f"{directory} belongs to another tier than {config.paths[0]}"
         )
     made = not directory.exists()
+    named_in = _folders_that_name(directory, is_new=found is None)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made:
         undo.callback(_remove_quietly, directory, everything=True)
+    for folder in named_in:
+        sync_directory(folder)
     if number:
         has_direct_io(directory)  # an OSError here: nothing can be written
     had_lock = (directory / "lock").exists()
@@ -242,6 +247,14 @@ def _take_directory(
         undo.callback(_remove_quietly, directory, everything=False, keep_lock=had_lock)
     directory.chmod(0o700)
     return lock
+
+
+def _folders_that_name(directory: Path, *, is_new: bool) -> list[Path]:
+    """The folders, outermost first, whose names must be made durable for ``directory`` to be there
+    after a power loss: those that get a new one, and of a new tier in any case the one above.
+    """
+    above = itertools.takewhile(lambda folder: not folder.exists(), (directory, *directory.parents))
+    return [folder.parent for folder in above][::-1] or [directory.parent] * is_new
 
 
 def _remove_quietly(directory: Path, *, everything: bool, keep_lock: bool = False) -> None:
@@ -333,6 +346,7 @@ def _compact(opening: _Opening) -> None:
             index.compact_into(fresh)
         finally:
             index.close()
+        sync_file(fresh / "data.mdb")  # LMDB leaves a copy to the file system
         os.replace(fresh / "data.mdb", home / "data.mdb")
         sync_directory(home)
     finally:

@@ -244,7 +244,16 @@ def write_format(directory: Path, geometry: Geometry, path: int) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Makes names that were added to or removed from a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Makes the bytes of a file durable, not its name."""
+    _sync(path, os.O_RDWR)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
