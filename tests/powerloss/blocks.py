@@ -26,6 +26,8 @@ from tiers.rig import groups_of_runs
 PAGE_BYTES = 64
 ROWS = 16
 SEGMENT_BYTES = 32768
+LIMITS = (520 << 10, 640 << 10, 1200 << 10)
+RUN = 16  # numbers that are of one kind
 NAMESPACES = (b"model-a", b"model-b")
 # Blocks of whole pages, of an odd size, one a checkpoint, and one of several runs.
 GROUPS = (
@@ -54,16 +56,16 @@ def group_of(number: int) -> int:
 
 
 def _width(number: int) -> int:
-    return 32 if number // 4 % 3 == 0 else 16
+    return 32 if number // RUN % 3 == 0 else 16
 
 
 def namespace_of(number: int) -> bytes:
     """The namespace of a block."""
-    return NAMESPACES[number // 8 % 2]
+    return NAMESPACES[number // RUN % 2]
 
 
 def _has_pages(number: int) -> bool:
-    return number // 4 % 5 != 0
+    return number // RUN % 5 != 0
 
 
 def kind_of(number: int) -> tuple[bytes, int, bool]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.powerloss.blocks import Config
+from tests.powerloss.blocks import LIMITS, Config
 from tests.powerloss.ledger import Known, ledger_of
 from tests.powerloss.recording import ROOT, Kind, Recording, Script, marks, record
 from tests.powerloss.replay import Case, Effort, State, states
@@ -48,7 +48,7 @@ def config_for(rng: random.Random) -> Config:
     folders = rng.choice((("disk",), ("a/b/disk",), ("a/one", "two")))
     if payload == "lmdb":
         folders = folders[:1]
-    return Config(folders, payload, rng.choice((640 << 10, 900 << 10)), rng.choice((1, 2)))
+    return Config(folders, payload, rng.choice(LIMITS[1:]), rng.choice((1, 2)))
 
 
 def run_seed(seed: int, plan: Plan, shim: Path, place: Path) -> Outcome:

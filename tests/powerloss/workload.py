@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 
 from radix.errors import TierFullError
-from tests.powerloss.blocks import GROUPS, ROWS, Config, Disk, config_of, group_of, kind_of
+from tests.powerloss.blocks import GROUPS, LIMITS, ROWS, Config, Disk, config_of, group_of, kind_of
 from tests.powerloss.faults import FAULTS
 
 BATCH = 4
-LEAST_BYTES, MOST_BYTES = 512 << 10, 1 << 20  # of the limits that are tried
 
 
 def mark(**what: Any) -> None:
@@ -65,7 +64,7 @@ class Workload:
         for _ in range(steps):
             step = self.rng.choices(
                 [self.store, self.free, self.load, self.flush, self.reopen],
-                [10, 3, 1, 1, 0.7],
+                [10, 1, 1, 1, 0.7],
             )[0]
             step()
         self.flush()
@@ -150,10 +149,7 @@ class Workload:
         self.disk.close()
         change = self.rng.random()
         if change < 0.3:
-            factor = self.rng.choice((0.6, 1.6))
-            limit = int(self.config.limit_bytes * factor) // 4096 * 4096
-            if LEAST_BYTES <= limit <= MOST_BYTES:
-                self.config = replace(self.config, limit_bytes=limit)
+            self.config = replace(self.config, limit_bytes=self.rng.choice(LIMITS))
         self._open(loses=change < 0.3)
 
 
