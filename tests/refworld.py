@@ -77,6 +77,21 @@ class World:
             checkpoints=Checkpoints(rng.choice((0, 0, 0, 7)), rng.choice((None, None, None, 2))),
         )
 
+    def roomy(self) -> World:
+        """The same model where nothing is evicted, fails or is limited."""
+        return replace(
+            self,
+            device_blocks={name: 8 * blocks for name, blocks in self.device_blocks.items()},
+            host_bytes=400 * SEGMENT,
+            faults=False,
+            checkpoints=Checkpoints(),
+        )
+
+    def reach(self, tokens: int) -> int:
+        """The longest hit that a prompt may have that has ``tokens`` in common with another."""
+        ahead = any(kind.lookahead for kind in self.model.kinds)
+        return max(0, tokens // self.page - ahead) * self.page // self.grid * self.grid
+
     @property
     def page(self) -> int:
         """Tokens a page."""
