@@ -70,7 +70,7 @@ class Inserting:
         """The lengths in pages, of [first, last], at which a hit is to be possible. ``ValueError``
         for one that lies elsewhere or off the grid.
         """
-        found: list[int] = []
+        found: dict[int, None] = {}
         for position in positions:
             if position % self.align_tokens:
                 raise ValueError(
@@ -85,8 +85,8 @@ class Inserting:
                 )
             if pages in found:
                 raise ValueError(f"boundaries: {position} is named twice")
-            found.append(pages)
-        return found
+            found[pages] = None
+        return list(found)
 
     def wanted(self, rule: Rule, first: int, last: int, boundaries: Sequence[int]) -> Mask:
         """Which of the pages [first, last) get a slot."""
@@ -97,7 +97,13 @@ class Inserting:
         if rule.everywhere:
             mask[max(0, ahead - first) :] = True
         else:
-            lengths = boundaries if rule.per_position else [*boundaries, last // size * size]
+            lengths: Sequence[int] = (
+                boundaries if rule.per_position else [*boundaries, last // size * size]
+            )
+            if rule.per_position and not ahead:
+                ends = np.array(lengths, np.int64) - 1 - first
+                mask[ends[(ends >= 0) & (ends < len(mask))]] = True
+                lengths = ()
             for length in lengths:
                 lo = rule.first_page(length) + ahead
                 mask[max(0, lo - first) : max(0, min(length + ahead, last) - first)] = True
@@ -227,6 +233,8 @@ class Inserting:
         canonical = np.empty((len(given), count), np.int32)
         try:
             root, node, pages = lease.cursor
+            if self.parts and pages:
+                tree.touch(lease.cursor)  # what it hit there was used: its end moves on
             result = tree_insert(
                 tree.capsule,
                 root,

@@ -152,6 +152,8 @@ class Limited(Simulated):
             if victim is None:
                 break
             del self.held[victim[0]][victim[1]]
+        if hit:
+            self.use(path, hit)
         self.clock += 1
         for number, entry in new:
             self.held[number].setdefault(entry, self.clock)

@@ -6,6 +6,7 @@ all of them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def _stored(tmp_path: Path, *, deep: bool) -> tuple[PrefixCache, list[np.ndarray
     return cache, wanted
 
 
-def _lent(cache: PrefixCache, demand: Demand) -> tuple[object, list[list[int]]]:
+def _lent(cache: PrefixCache, demand: Any) -> tuple[object, list[list[int]]]:
     rows = [list(range(10, 10 + PAGES + 1))] * 2
     for group in (0, 1):
         for slot in rows[group]:
@@ -133,7 +134,7 @@ def test_demand_that_cannot_be_met_is_refused_by_name(
     cache, _ = _stored(tmp_path, deep=False)
     before = cache.counters(), cache.usage(), cache.tree.stats().leases
     with pytest.raises(kind, match=message):
-        _lent(cache, demand)  # type: ignore[arg-type]
+        _lent(cache, demand)
     assert (cache.counters(), cache.usage(), cache.tree.stats().leases) == before
     cache.close()
 
