@@ -332,7 +332,7 @@ class PrefixCache(Facade):
         """
         with self.gate:
             self._drain()
-            mask = EVERY_GROUP if groups is None else mask_of(groups)
+            mask = EVERY_GROUP if groups is None else mask_of(groups, len(self.groups))
             return Lease(self.tree, cursor, self._dropped, self.gate, mask)
 
     def insert(

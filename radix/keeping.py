@@ -112,7 +112,7 @@ class Keeping:
                 f"running state of request {work.number} is of its last computed token"
             )
         pages = position // page
-        if pages in work.rolling or any(work.held[group].own[pages - 1] for group in self._states):
+        if pages in work.aside:
             raise ValueError(f"position is {position}, which has a snapshot already")
         slots = self._snapshot_slots(work, pages)
         for group, slot in slots.items():
@@ -122,8 +122,10 @@ class Keeping:
                 self.residency.tiers[0].clone(group, source, np.array([slot], np.int32))
             if self.placed:
                 held.slots[pages - 1], held.own[pages - 1] = slot, True
-        if slots and pages not in work.marks:
-            work.rolling.append(pages)
+        if slots:
+            work.aside.add(pages)
+            if pages not in work.marks:
+                work.rolling.append(pages)
         return slots
 
     def _snapshot_slots(self, work: Work, pages: int) -> dict[int, int]:
@@ -149,6 +151,28 @@ class Keeping:
             if held.own[pages - 1]:
                 held.spare.append(int(held.slots[pages - 1]))
                 held.slots[pages - 1], held.own[pages - 1] = NO_SLOT, False
+
+    def check_step(self, work: Work, tokens: int) -> None:
+        """A step of what ``tokens`` says computed is within the chunk, and was prepared:
+        ``ValueError``, ``RequestError`` otherwise.
+        """
+        if work.chunk is None or tokens == work.told:
+            return
+        if tokens - work.told > work.chunk:
+            raise ValueError(
+                f"computed is {tokens}, expected at most {work.told + work.chunk}: a step of at "
+                f"most chunk_tokens, {work.chunk}"
+            )
+        first, upto = work.told // self.page_tokens, -(-tokens // self.page_tokens)
+        for group, held in enumerate(work.held):
+            ends = held.ends(first, len(held.slots)) if held.reuses else np.empty(0, np.int64)
+            ends = ends[ends - held.rule.block_pages + 1 < upto]
+            if (held.slots[ends] == NO_SLOT).any():
+                name = self.residency.groups[group].name
+                raise RequestError(
+                    f"computed: request {work.number} has no slots of group {name!r} up to "
+                    f"{tokens} tokens: prepare the step first"
+                )
 
     def prepare(self, work: Work, chunk: int) -> None:
         """Gives the pages of the next ``chunk`` tokens the slots that others gave back."""
@@ -235,6 +259,8 @@ class Keeping:
         for group, need in found:
             if len(need):
                 self._keep_group(work, group, need, reuse)
+        if self.placed and any(len(need) for _, need in found):
+            self.residency.tree.touch(work.at._replace(pages=pages))  # kept now, so young
         return True
 
     def _stands(self, work: Work, group: int, need: Pages) -> npt.NDArray[np.bool_]:

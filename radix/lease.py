@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from radix._native import lease_take
+from radix.arguments import index_of
 from radix.errors import LeaseError
 from radix.gate import Gate
 from radix.plan import Cursor
@@ -18,11 +19,11 @@ from radix.tree import BY_RULE, EVERY_GROUP, TreeCore
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
-def mask_of(groups: Sequence[int]) -> int:
-    """Group numbers as bits."""
+def mask_of(groups: Sequence[object], count: int) -> int:
+    """Numbers of some of ``count`` groups as bits; ``ValueError`` or ``TypeError`` for others."""
     mask = 0
     for group in groups:
-        mask |= 1 << group
+        mask |= 1 << index_of("group", group, count)
     return mask
 
 
@@ -85,7 +86,7 @@ class Lease:
         counts: those are pinned on its whole path to the end.
         """
         with self._owner:
-            self._tree.narrow(self.native(self._tree), mask_of(groups))
+            self._tree.narrow(self.native(self._tree), mask_of(groups, self._tree.groups))
 
     def move(self, cursor: Cursor) -> None:
         """Ends it elsewhere on its path; the new end is pinned before the old one is let go."""

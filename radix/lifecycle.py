@@ -250,6 +250,7 @@ class Work:
     branch: int = 0
     marks: list[int] = field(default_factory=list)
     rolling: list[int] = field(default_factory=list)
+    aside: set[int] = field(default_factory=set)  # lengths at which it set a snapshot aside
     ahead: int = 0  # a second lease, on what lies behind the hit of a group that looks ahead
     device_pages: int = 0  # the engine's own hit, where it lends its slots
     short: bool = False  # the hit became shorter, and slots for what follows it are missing

@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radix.arguments import count_of, rows_of, storable
+from radix.arguments import count_of, index_of, rows_of, storable
 from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
 from radix.groups import Group
-from radix.lifecycle import Fence, Work, as_fence
+from radix.lifecycle import Fence, Held, Work, as_fence
 from radix.requests import Requests
 from radix.stages import Stage
 from radix.tier import Slots
@@ -111,7 +111,7 @@ class Request:
         sequence all but snapshots not yet shared. It may change with ``computed``: where another
         request computed the same page, its block counts.
         """
-        held = self._work.held[group]
+        held = self._held(group)
         return held.slots[held.rule.block_pages - 1 :: held.rule.block_pages].copy()
 
     def running(self, group: int) -> int:
@@ -119,7 +119,7 @@ class Request:
         RUNNING it holds the state at ``hit_tokens`` (nothing where that is 0). ``ValueError`` for
         a group without one.
         """
-        slot = self._work.held[group].running
+        slot = self._held(group).running
         if slot < 0:
             raise ValueError(f"group {group} has no state that is updated in place")
         return slot
@@ -128,7 +128,11 @@ class Request:
         """For each page of the hit as admitted, whether a lower tier's block arrived for this
         request. A copy; final once RUNNING.
         """
-        return self._work.held[group].loaded.copy()
+        return self._held(group).loaded.copy()
+
+    def _held(self, group: int) -> Held:
+        held = self._work.held
+        return held[index_of("group", group, len(held))]
 
     def wait(self, timeout_s: float = 30.0) -> list[Event]:
         """Polls the cache until this request runs; the events meanwhile. Blocks.
@@ -189,7 +193,8 @@ class Request:
         while LOADING with a ``Demand`` by layer it grows. Never blocks.
         """
         with self._cache.gate:
-            return self._cache.requests.loading.layers(self._work, group)
+            number = index_of("group", group, len(self._work.held))
+            return self._cache.requests.loading.layers(self._work, number)
 
     def wait_layer(self, group: int, layer: int, timeout_s: float = 30.0) -> bool:
         """Blocks until a layer of what the hit needs of a group is on the device, so that the
@@ -198,7 +203,8 @@ class Request:
         makes the hit shorter: use nothing before ``ready``, or compute it again then.
         """
         with self._cache.gate:
-            return self._cache.requests.loading.wait_layer(self._work, group, layer, timeout_s)
+            number = index_of("group", group, len(self._work.held))
+            return self._cache.requests.loading.wait_layer(self._work, number, layer, timeout_s)
 
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""

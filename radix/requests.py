@@ -298,6 +298,7 @@ class Requests:
                 f"computed is {tokens}, expected {work.told} to {work.count} tokens "
                 f"of request {work.number}"
             )
+        self.keeping.check_step(work, tokens)
         work.told = tokens
         work.waiting += 1
         self.fences.after(fence, lambda: self._computed(work, tokens, reuse))

@@ -43,7 +43,12 @@ def seen(rig: Rig) -> tuple[object, ...]:
     )
 
 
-def refused(rig: Rig, call: Callable[[], object], kind: type[Exception], message: str) -> None:
+def refused(
+    rig: Rig,
+    call: Callable[[], object],
+    kind: type[Exception] | tuple[type[Exception], ...],
+    message: str,
+) -> None:
     """The call raises, and nothing has changed."""
     before = seen(rig)
     with pytest.raises(kind, match=message):
@@ -159,6 +164,32 @@ def test_snapshot_elsewhere_than_the_running_state_is_refused(
     rig.finish_all()
 
 
+def test_second_snapshot_of_a_position_is_refused(rig: Rig) -> None:
+    """At a boundary and on the grid, before and after it is told computed."""
+    request = rig.live[0].request
+    for position in (8, 12):
+        assert request.snapshot(position, copy=False)
+        call = partial(request.snapshot, position)
+        refused(rig, call, ValueError, "has a snapshot already")
+    expected = rig.expected(None, request.tokens(), STATE)
+    rig.live[0].aside = [
+        (pages, STATE, int(request._work.held[STATE].slots[pages - 1])) for pages in (4, 6)
+    ]
+    assert len(expected) == 6
+    request.prepare(6)
+    rig.write(rig.live[0], 3, 6)
+    rig.known.update((rig.cache.namespace(None), (9,) * n) for n in (2, 4, 6, 8, 10, 12))
+    request.computed(8)
+    refused(rig, lambda: request.snapshot(8), ValueError, "has a snapshot already")
+    request.computed(12)
+    refused(rig, lambda: request.snapshot(12), ValueError, "has a snapshot already")
+    rig.live[0].told = rig.live[0].written = 12
+    rig.end(rig.live[0])
+    rig.settle()
+    assert rig.cache.explain([9] * 14).hit_tokens == 12
+    rig.finish_all()
+
+
 def test_snapshot_of_a_request_without_states_is_refused() -> None:
     made = build(page_tokens=2, groups=(full(), window(3)), device=8)
     live = made.until_ready(made.admit([1, 2, 3, 4]))
@@ -213,6 +244,53 @@ def test_step_beyond_the_chunk_of_the_admission_is_refused(rig: Rig) -> None:
     refused(rig, lambda: request.prepare(-1), ValueError, "chunk must not be negative")
     refused(rig, lambda: request.cuts(-1), ValueError, "chunk must not be negative")
     request.prepare(6)
+    rig.finish_all()
+
+
+def test_step_that_was_not_prepared_is_refused(rig: Rig) -> None:
+    """C41: its window has no slot, and no later request could hit what it says it computed."""
+    request = rig.live[0].request
+    refused(rig, lambda: request.computed(8), (ValueError, RequestError), "prepare")
+    request.prepare(6)
+    made = build(page_tokens=1, groups=(full(), window(4)), device=32)
+    live = made.until_ready(made.admit(list(range(20)), chunk_tokens=4))
+    live.request.prepare(4)
+    before = made.cache.usage(), dict(made.cache.counters()), live.request.slots(NEAR).tolist()
+    with pytest.raises((ValueError, RequestError), match=r"chunk|prepare"):
+        live.request.computed(20)
+    after = made.cache.usage(), dict(made.cache.counters()), live.request.slots(NEAR).tolist()
+    assert after == before
+    made.finish_all()
+    rig.finish_all()
+
+
+@pytest.mark.parametrize("group", [3, 9, -1])
+def test_group_that_the_cache_does_not_have_is_refused_everywhere(rig: Rig, group: int) -> None:
+    request = rig.live[0].request
+    cursor = rig.cache.match(list(range(9)))[1]
+    for call in (
+        lambda: request.slots(group),
+        lambda: request.running(group),
+        lambda: request.loaded(group),
+        lambda: rig.cache.evict(group, 1),
+        lambda: rig.cache.lease(cursor, groups=[group]),
+    ):
+        refused(rig, call, ValueError, "group")
+    rig.finish_all()
+
+
+@pytest.mark.parametrize("group", [1.0, "near", None])
+def test_group_that_is_no_number_is_refused_everywhere(rig: Rig, group: Any) -> None:
+    request = rig.live[0].request
+    cursor = rig.cache.match(list(range(9)))[1]
+    for call in (
+        lambda: request.slots(group),
+        lambda: request.running(group),
+        lambda: request.loaded(group),
+        lambda: rig.cache.evict(group, 1),
+        lambda: rig.cache.lease(cursor, groups=[group]),
+    ):
+        refused(rig, call, TypeError, "must be an int|integer")
     rig.finish_all()
 
 
