@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from radix.errors import CapacityError, InvariantError, TierError, TierFullError
 from radix.events import Event, TierEvent, TransferEvent
+from radix.policy.limits import Limits, Moment
 from radix.residency import Residency
 from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, View
 
@@ -90,6 +91,8 @@ class Jobs(ABC, Generic[M]):
         media: tuple[Tier, ...],
         borrowed: Tier | None,
         events: list[Event],
+        limits: Limits | None = None,
+        step: Callable[[], int] = lambda: -1,
     ) -> None:
         self.residency = residency
         self.tiers = residency.tiers
@@ -98,12 +101,19 @@ class Jobs(ABC, Generic[M]):
         self.jobs: dict[int, Job[M]] = {}
         self.outstanding: dict[int, int] = {}  # jobs by owner
         self._clock = clock
+        self.limits = limits or Limits()
+        self._step = step
+        self._polls = 0
         self._events = events
         self._next = 1
         # keys on the way into a place: nothing is copied twice at once
         self._landing: dict[Place, dict[Key, int]] = {}
         self._last_mode = [tier.mode for tier in self.tiers]
         self._inbox: list[TransferDone] = []  # acknowledged, not yet acted upon
+
+    def now(self) -> Moment:
+        """Where the owner is, for deadlines."""
+        return Moment(self._step(), self._clock(), self._polls)
 
     @abstractmethod
     def _place(self, move: M) -> Place:
@@ -154,7 +164,7 @@ class Jobs(ABC, Generic[M]):
             try:
                 return self.residency.reserve(tier, group, fits)
             except (CapacityError, TierError):
-                room = min(fits, self.residency.available(tier, group))
+                room = min(fits, self.residency.at_once(tier, group))
                 fits = max(0, room) if room < fits else 0
         return np.empty(0, np.int32)
 
@@ -275,6 +285,7 @@ class Jobs(ABC, Generic[M]):
         """Takes every acknowledgement; ``ended(job, good)`` is called for each job once, while
         its pin still stands. Cost: the blocks that ended.
         """
+        self._polls += 1
         for tier in self.tiers:
             self._inbox += tier.poll()
         while self._inbox:

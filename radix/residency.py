@@ -7,6 +7,7 @@ whether the prefix was never seen or was evicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,18 @@ EVICTED = "evicted"
 CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
 OTHER_REASONS = (CORRUPT, NOT_CACHEABLE)
+
+
+class Evictor(Protocol):
+    """Who decides which of the oldest blocks may go at once."""
+
+    def evict(self, tier: int, group: int, count: int, upto: int) -> Slots:
+        """Evicts up to ``count`` blocks that may go; their slots."""
+        ...
+
+    def leaving(self, tier: int, group: int) -> int:
+        """Blocks that go once a copy of them, which is under way, is acknowledged."""
+        ...
 
 
 class Residency:
@@ -53,6 +66,7 @@ class Residency:
         self.metrics = metrics
         self.events = events
         self.root_keys: dict[int, bytes] = {}
+        self.evictor: Evictor | None = None  # where not every block may go at once
         self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
         self._ghost_why = np.zeros(GHOSTS, np.uint8)
         self._why = [f"evicted from {tier.name}" for tier in self.tiers] + list(OTHER_REASONS)
@@ -98,6 +112,14 @@ class Residency:
             return 0
         stats = self.tree.column_stats(self.tree.column(group, tier))
         return self.tiers[tier].free_blocks(group) + stats.resident - stats.protected
+
+    def at_once(self, tier: int, group: int) -> int:
+        """What is left of ``available`` after a ``reserve`` failed: what can be had without copying
+        anything down first.
+        """
+        if self.evictor is None:
+            return self.available(tier, group)
+        return self.tiers[tier].free_blocks(group) if self.tiers[tier].mode is _ON else 0
 
     def reserve(self, tier: int, group: int, count: int) -> Slots:
         """``count`` slots, evicting what has to go. All or nothing as to slots.
@@ -183,25 +205,32 @@ class Residency:
     def shortage(self, tier: int, group: int, count: int) -> CapacityError:
         """The error that says what is short in (tier, group)."""
         stats = self.tree.column_stats(self.tree.column(group, tier))
+        dirty = min(self.dirty(tier, group), stats.protected)
         return CapacityError(
             f"tier {self.tiers[tier].name!r}, group {self.groups[group].name!r}",
             needed=count,
             free=self.tiers[tier].free_blocks(group),
-            evictable=stats.resident - stats.protected,
-            leased=stats.protected,
-            dirty=self.dirty(tier, group),
+            evictable=stats.resident - stats.protected + dirty,
+            leased=stats.protected - dirty,
+            dirty=dirty,
         )
 
     def dirty(self, tier: int, group: int) -> int:
-        """Blocks that may go only once a copy of them below is acknowledged: none where copies are
-        made as blocks are computed, because what is being copied is leased.
+        """Blocks that may go only once a copy of them below, which is under way, is acknowledged:
+        none where copies are made as blocks are computed, because what is being copied is leased.
         """
-        return 0
+        return 0 if self.evictor is None else self.evictor.leaving(tier, group)
 
     def evict(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
         """Evicts up to ``count`` blocks, oldest first, none that was used after ``upto``; the
         slots that became free. Cost: them.
         """
+        if self.evictor is not None:
+            return self.evictor.evict(tier, group, count, upto)
+        return self.evict_now(tier, group, count, upto)
+
+    def evict_now(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
+        """``evict``, whoever decides what may go: the next victims go."""
         column = self.tree.column(group, tier)
         slots, ids = self._take(column, count, upto)
         if len(slots):

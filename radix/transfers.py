@@ -20,11 +20,14 @@ from radix import jobs
 from radix.events import Event
 from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Demand, Move, Pages
+from radix.policy.limits import Limits
 from radix.residency import EVICTED, Residency, runs
 from radix.tier import Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
 Job: TypeAlias = jobs.Job[Move]
+# end of a path, first page, pages, tier, groups: blocks that are new there
+Later: TypeAlias = Callable[[Cursor, int, int, int, "tuple[int, ...] | None"], None]
 
 
 class Transfers(Jobs[Move]):
@@ -41,11 +44,14 @@ class Transfers(Jobs[Move]):
         borrowed: Tier | None,
         events: list[Event],
         writes: bool = True,
+        limits: Limits | None = None,
+        step: Callable[[], int] = lambda: -1,
     ) -> None:
-        super().__init__(residency, clock, media, borrowed, events)
+        super().__init__(residency, clock, media, borrowed, events, limits, step)
         self.tree = residency.tree
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
         self._namespaces = namespaces
+        self.later: Later | None = None  # where blocks do not go down as soon as they are new
         # (tier, group, slot) of wrong blocks that these jobs still read
         self.fenced: dict[tuple[int, int, int], set[int]] = {}
 
@@ -75,6 +81,7 @@ class Transfers(Jobs[Move]):
         *,
         unless_below: bool = False,
         groups: tuple[int, ...] | None = None,
+        at_once: bool = False,
     ) -> list[tuple[Move, Slots]]:
         """Copies what pages [first, first+count) hold in ``source`` one tier down.
 
@@ -82,10 +89,13 @@ class Transfers(Jobs[Move]):
         group, where ``source`` is -1. What is there already or on its way is left out; what finds
         no room is declined and counted. ``unless_below``: a copy in any lower tier will do.
         ``groups``: only these. Returns the moves that a full queue refused: offer them again.
-        Cost: the pages.
+        ``at_once``: also where blocks go down later (write_back). Cost: the pages.
         """
         target = source + 1
         if target > self.deepest or count <= 0:
+            return []
+        if self.later is not None and source >= 0 and not at_once:
+            self.later(at, first, count, source, groups)
             return []
         refused: list[tuple[Move, Slots]] = []
         for group in range(len(self.residency.groups)) if groups is None else groups:
@@ -94,7 +104,7 @@ class Transfers(Jobs[Move]):
             else:
                 have = borrowed[group]
             last = len(self.tiers) if unless_below else target + 1
-            below = self._held(at, group, range(target, last), first, count)
+            below = self.held(at, group, range(target, last), first, count)
             pages = np.flatnonzero((have != NO_SLOT) & ~below).astype(np.int64) + first
             pages = pages[~self.landing(at, target, group, pages)]
             if len(pages) and self.tiers[target].mode is not TierMode.ON:
@@ -108,7 +118,7 @@ class Transfers(Jobs[Move]):
                     refused.append((move, upper_slots))
         return refused
 
-    def _held(
+    def held(
         self, at: Cursor, group: int, tiers: range, first: int, count: int
     ) -> npt.NDArray[np.bool_]:
         """Which of the pages are in one of the tiers. Cost: the pages, for each tier."""
@@ -125,9 +135,9 @@ class Transfers(Jobs[Move]):
         if tier + 1 == len(self.tiers) or not upto:
             return
         here = self.residency.slots(at, group, tier, 0, upto)
-        twice = self._held(at, group, range(tier + 1, len(self.tiers)), 0, upto)
+        twice = self.held(at, group, range(tier + 1, len(self.tiers)), 0, upto)
         if self.borrowed is None:
-            twice &= self._held(at, group, range(tier), 0, upto)
+            twice &= self.held(at, group, range(tier), 0, upto)
         for page in np.flatnonzero((here != NO_SLOT) & twice).tolist():
             if self.residency.available(tier, group) >= count:
                 return
@@ -270,6 +280,10 @@ class Transfers(Jobs[Move]):
             if (job.move.source, job.move.group) == (tier, group)
             and slot in (job.upper_slots if job.storing else job.lower_slots)
         }
+
+    def draining(self, tier: int) -> bool:
+        """Whether copies out of a tier are under way, at the end of which blocks may go."""
+        return any(job.storing and job.move.source == tier for job in self.jobs.values())
 
     def _end(self, job: Job) -> None:
         super()._end(job)

@@ -4,12 +4,13 @@ tuples, rules as rows. Every status of the tree has one class of radix/errors.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
 
 from radix._native import ffi, lib, set_raiser
 from radix.errors import STATUS_CLASSES, CacheError, InvariantError
 from radix.groups import Rule
+from radix.plan import Cursor
 
 # What the tree says more precisely than the status's own text; all its classes take one text.
 _TEXTS: dict[int, str] = {
@@ -67,6 +68,49 @@ class ColumnStats(NamedTuple):
     resident: int
     protected: int
     listed: int
+
+
+class Heads:
+    """Looks at the next victim of a column and leaves it where it is."""
+
+    MOST_KNOWN = 1 << 16
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._view = ffi.new("rdx_node_view *")
+        self._handle = ffi.new("rdx_handle *")
+        self._u32 = ffi.new("uint32_t[3]")
+        self._known: dict[int, int] = {}  # node -> its root: a node never changes it
+
+    def of(self, column: int, roots: Container[int]) -> tuple[Cursor, int, int]:
+        """Where the node ends that the next victim is of, and the pages [first, first + count) that
+        the column holds of it. There must be one. Cost: O(1), but for nodes seen for the first time
+        their depth.
+        """
+        lib.rdx_evict_peek(self._native, column)  # unlinks what only looks like a leaf
+        u32 = self._u32
+        raise_status(lib.rdx_order_nodes(self._native, column, self._handle, 1, u32))
+        node = int(self._handle[0])
+        raise_status(lib.rdx_node_interval(self._native, node, column, u32 + 1, u32 + 2))
+        lo, hi = int(u32[1]), int(u32[2])
+        parent, start = self._look(node)
+        root = self._root(node, parent, roots)
+        return Cursor(root, node, start + hi), start + lo, hi - lo
+
+    def _look(self, node: int) -> tuple[int, int]:
+        raise_status(lib.rdx_tree_nodes(self._native, node, self._view, 1, self._u32))
+        return int(self._view.parent), int(self._view.start)
+
+    def _root(self, node: int, parent: int, roots: Container[int]) -> int:
+        way = [node]
+        while parent not in roots and parent not in self._known:
+            way.append(parent)
+            parent, _ = self._look(parent)
+        root = self._known.get(parent, parent)
+        if len(self._known) + len(way) > self.MOST_KNOWN:
+            self._known.clear()
+        self._known.update(dict.fromkeys(way, root))
+        return root
 
 
 def rows_of(rules: Sequence[Rule]) -> object:
