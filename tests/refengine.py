@@ -65,7 +65,11 @@ class Engine:
             payload=world.payload,
             segment_bytes=1 << 16,
         )
-        plan = FaultPlan(rates=FAULTS, seed=world.seed, delay_polls=2, reorder=True)
+        rates = {
+            call: {fault: rate * world.faults for fault, rate in faults.items()}
+            for call, faults in FAULTS.items()
+        }
+        plan = FaultPlan(rates=rates, seed=world.seed, delay_polls=2, reorder=True)
         self.cache = PrefixCache(
             world.model.groups(),
             [

@@ -32,7 +32,7 @@ class World:
     boundaries: bool
     drafts: bool
     fences: bool
-    faults: bool  # whether the tiers below fail, are late and out of order
+    faults: int  # how often the tiers below fail; if ever, they are late and out of order
     checkpoints: Checkpoints
 
     @classmethod
@@ -73,7 +73,7 @@ class World:
             boundaries=rng.random() < 0.5,
             drafts=rng.random() < 0.6,
             fences=rng.random() < 0.5,
-            faults=rng.random() < 0.3,
+            faults=rng.choices((0, 1, 4), (60, 30, 10))[0],
             checkpoints=Checkpoints(rng.choice((0, 0, 0, 7)), rng.choice((None, None, None, 2))),
         )
 
@@ -83,7 +83,7 @@ class World:
             self,
             device_blocks={name: 8 * blocks for name, blocks in self.device_blocks.items()},
             host_bytes=400 * SEGMENT,
-            faults=False,
+            faults=0,
             checkpoints=Checkpoints(),
         )
 
