@@ -31,7 +31,6 @@ from radix.audit import check_slots
 from radix.content import PageKeys, Prompt
 from radix.errors import RequestError
 from radix.events import Event
-from radix.facade import Facade
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
@@ -46,6 +45,7 @@ from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_p
 from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import check_policy
+from radix.policy.limits import Limits, check_writes
 from radix.prompts import Prompts
 from radix.request import Request
 from radix.requests import Requests
@@ -53,15 +53,16 @@ from radix.residency import Residency
 from radix.restoring import adopt
 from radix.spans import Value, recorded_span
 from radix.tier import Slots, Tier
+from radix.traffic import Traffic
 from radix.transfers import Transfers
 from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
+from radix.writeback import WriteBack
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 EVERYTHING = Demand()
-WRITE_POLICIES = ("write_through", "none")
 
 
-class PrefixCache(Facade):
+class PrefixCache(Traffic):
     """A prefix cache over tiers, the first of them the device (or the host where there is none).
 
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
@@ -86,6 +87,7 @@ class PrefixCache(Facade):
         align_tokens: int = 1,
         checkpoints: Checkpoints | None = None,
         largest: Largest | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -94,9 +96,10 @@ class PrefixCache(Facade):
         ``"xxh3"`` or ``"sha256"`` (see ``PageKeys``). ``events``: keep the stream of blocks stored
         and removed for ``poll``. ``clock``: nanoseconds, for events alone. ``align_tokens``: hits
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
-        kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. Raises
-        ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open; nothing is open
-        then.
+        kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
+        blocks go down when they are new (``"write_through"``) or when they have to go
+        (``"write_back"``). ``limits``: bounds and deadlines of what moves. Raises ``ValueError``,
+        ``TypeError``, ``TierError`` for a tier that does not open; nothing is open then.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -109,8 +112,7 @@ class PrefixCache(Facade):
         rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
         self.align_tokens = math.lcm(self.page_tokens, at_least_one("align_tokens", align_tokens))
         check_policy(policy)
-        if write not in WRITE_POLICIES:
-            raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
+        bounds = check_writes(write, limits)
         self._lent = lent = ownership is Ownership.BORROWED
         if lent and len(media) < 2:
             raise ValueError("borrowed device slots need a tier below the device")
@@ -138,15 +140,16 @@ class PrefixCache(Facade):
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
-        self._assemble(media, write != "none", checkpoints)
+        self._assemble(media, write, checkpoints, bounds)
         self._open(media, largest)
 
     def _assemble(
-        self, media: tuple[Tier, ...], stores: bool, checkpoints: Checkpoints | None
+        self, media: tuple[Tier, ...], write: str, checkpoints: Checkpoints | None, bounds: Limits
     ) -> None:
         """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
         lent, clock = self._lent, self._clock
         self.residency.root_keys = self._spaces.keys
+        self.fences = Fences()
         self.transfers = Transfers(
             self.residency,
             clock,
@@ -154,9 +157,11 @@ class PrefixCache(Facade):
             media[1:] if lent else media,
             media[0] if lent else None,
             self._events,
-            stores,
+            write != "none",
+            bounds,
+            lambda: self.fences.step,
         )
-        self.fences = Fences()
+        self._back = WriteBack(self.transfers, bounds, enabled=write == "write_back")
         self.requests = Requests(
             self.residency,
             self.transfers,
@@ -266,6 +271,7 @@ class PrefixCache(Facade):
             self._drain()
             self.transfers.poll(self.requests.ended)
             self.requests.run()
+            self._back.run()
             events = self._events[:]
             self._events.clear()
             return events
@@ -456,31 +462,7 @@ class PrefixCache(Facade):
             match = self._prompts.match(asked, 1)
             return explain(self.residency, match, asked, self.page_tokens, self.align_tokens)
 
-    def borrowed(self) -> dict[int, Slots]:
-        """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""
-        with self.gate:
-            return {
-                number: job.upper_slots
-                for number, job in self.transfers.jobs.items()
-                if -1 in (job.move.source, job.move.target)
-            }
-
     # ------------------------------------------------------------ running
-    def flush(self) -> list[Event]:
-        """Ends every transfer and makes durable what is stored. Blocks; the events meanwhile."""
-        events = self.poll()
-        while self.transfers.jobs:
-            self._flush_tiers()
-            self.wait()
-            events += self.poll()
-        self._flush_tiers()
-        return events
-
-    def _flush_tiers(self) -> None:
-        with self.gate:
-            for tier in self.transfers.media:
-                tier.flush()
-
     def check(self) -> None:
         """Walks every invariant of tree and tiers; ``InvariantError`` names the first broken.
 

@@ -232,7 +232,7 @@ class Loading:
                 waits |= bool(landing.any())
                 pages = pages[~landing]
             if len(pages):
-                self._load(work, group, tier, pages)
+                waits |= self._load(work, group, tier, pages)
             if work.hit_pages < hit:
                 return waits  # what was wanted may lie behind the end of the path now
         lost = wanted[source < 0]
@@ -240,9 +240,10 @@ class Loading:
             self.shorten(work, int(lost[0]), "load failed")
         return waits
 
-    def _load(self, work: Work, group: int, tier: int, pages: Pages) -> None:
+    def _load(self, work: Work, group: int, tier: int, pages: Pages) -> bool:
         """Starts one load, of as many pages as there is room for; a refusal shortens the hit,
-        unless something of this request is under way, whose end brings it here again.
+        unless something of this request is under way, whose end brings it here again. Whether the
+        end of what others move is waited for.
         """
         target, held = tier - 1, work.held[group]
         standing = pages + held.rule.lookahead_pages
@@ -261,20 +262,23 @@ class Loading:
             except (CapacityError, TierError):
                 fits = 0
             if fits == 0:
+                if self.residency.evictor is not None and self.transfers.draining(target):
+                    return True  # what goes down makes room
                 if not self.busy(work):
                     self.shorten(work, int(pages[0]), "no room")
-                return
+                return False
             pages, standing = pages[:fits], standing[:fits]
         move = Move(self.end(work), group, tier, target, standing)
         demand = work.demand if direct else None
         if self.transfers.load(move, slots, work.number, Urgency.DEMAND, demand) is not None:
             if direct:
                 held.coming[pages] = True
-            return
+            return False
         if not direct:
             self.residency.tiers[target].abort(group, slots)
         if not self.busy(work):
             self.shorten(work, int(pages[0]), "load failed")
+        return False
 
     def _share(self, work: Work, group: int) -> None:
         """Attaches what arrived: where every block counts in order, elsewhere as it comes. What
