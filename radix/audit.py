@@ -33,7 +33,7 @@ def check_slots(
             holds = work.state in LIVE or work.state is RequestState.GENERATION_DONE
             for group in range(len(residency.groups) if holds else 0):
                 private = work.held[group].private().tolist()
-                _claim(owned[0, group], private, f"request {work.number}")
+                _claim(owned[0, group], private, f"request {work.hop}")
         for group in range(len(residency.groups)):
             _claim(owned[0, group], requests.stages.slots(group), "drafts")
         for group, fenced in enumerate(requests.fenced):

@@ -37,9 +37,9 @@ from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
 from radix.keys import Namespace, check_range
 from radix.lease import Lease, drain, mask_of
-from radix.lifecycle import Fences, terms_of
+from radix.lifecycle import Fences, Work, terms_of
 from radix.metrics import Metrics
-from radix.misses import explain, miss_reason
+from radix.misses import explain
 from radix.namespaces import Namespaces
 from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
 from radix.plan import Cursor, Demand, Explanation
@@ -51,6 +51,7 @@ from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
 from radix.restoring import adopt
+from radix.serving import Serving
 from radix.spans import Value, recorded_span
 from radix.tier import Slots, Tier
 from radix.traffic import Traffic
@@ -62,7 +63,7 @@ _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 EVERYTHING = Demand()
 
 
-class PrefixCache(Traffic):
+class PrefixCache(Serving, Traffic):
     """A prefix cache over tiers, the first of them the device (or the host where there is none).
 
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
@@ -240,22 +241,21 @@ class PrefixCache(Traffic):
         with self.gate:
             self._drain()
             asked = self._prompts.of(prompt, namespace, content)
-            match = self._prompts.match(asked, left)
-            device_pages = most // page
-            reason = ""
-            if match.limit_pages > max(match.hit_pages, device_pages):
-                # before anything is evicted for this request, which could be what it looks at
-                reason = miss_reason(self.residency, match, asked)
-            if self._shared is not None and rows is not None:
-                self._shared.offer_all(rows)
-            try:
-                work = self.requests.admit(asked, match, rows, device_pages, terms)
-            except BaseException:
-                if self._shared is not None and rows is not None:
-                    self._shared.withdraw_all(rows)
-                raise
-            self._prompts.count(asked, match, work.admitted_pages, reason)
-            return Request(self, work)
+            work = self._start(asked, rows, most // page, terms, left)
+            return Request(self, work, self._spaces.names[asked.root])
+
+    def resume(
+        self,
+        work: Work,
+        space: bytes,
+        new_tokens: int | None,
+        slots: Sequence[object] | None,
+        device_tokens: int,
+    ) -> Work:
+        """What ``Request.resume`` does: call that."""
+        with self.gate:
+            self._drain()
+            return self._resume(work, space, new_tokens, slots, device_tokens)
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:

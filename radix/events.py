@@ -18,10 +18,13 @@ from radix.tier import Keys
 
 
 class RequestState(Enum):
-    """The life of a request; the last three are the three events of its end."""
+    """The life of a request; the last three are the three events of its end. A preempted one may be
+    resumed, and then is LOADING again.
+    """
 
     LOADING = "loading"
     RUNNING = "running"
+    PREEMPTED = "preempted"
     GENERATION_DONE = "generation done"
     FINALIZED = "finalized"
     RELEASED = "released"

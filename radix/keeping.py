@@ -345,7 +345,7 @@ class Keeping:
             first,
             count,
             source,
-            work.number,
+            work.hop,
             borrowed,
             unless_below=unless_below,
             groups=groups,

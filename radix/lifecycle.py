@@ -2,8 +2,9 @@
 from being read too early or reused too soon.
 
     admit -> LOADING -> RUNNING -> GENERATION_DONE -> FINALIZED -> RELEASED
-                                   no more tokens     no more      all transfers
-                                                      stores       are done
+                |^        |        no more tokens     no more      all transfers
+                v|        v                           stores       are done
+             PREEMPTED <--+  what it held ends by the same path, untold; resume admits it again
 """
 
 from __future__ import annotations
@@ -229,9 +230,15 @@ class Work:
     hit there needs is to be kept, ascending; ``rolling``: lengths of snapshots of which only the
     last is kept; ``branch``: where the hit ends short of what the tree knows (0: nowhere);
     ``chunk``: tokens of a step, where bounded.
+
+    One admission, one of these: a request that is resumed gets another. ``number``: the request's;
+    ``hop``: the owner of its transfers, another for each. ``quiet``: preempted, its end is told to
+    nobody; ``earlier``: the one before, until it has ended; ``found``: of one that was resumed,
+    pages that were there before the request was.
     """
 
     number: int
+    hop: int
     tokens: Tokens
     chain: Chain
     count: int
@@ -263,6 +270,25 @@ class Work:
     end_fence: Fence = None
     kept: int | None = None  # pages that may stay, where less than all
     ran: bool = False
+    terms: Terms = field(default_factory=Terms)
+    quiet: bool = False
+    earlier: Work | None = None
+    found: int | None = None
+
+    @property
+    def shown(self) -> RequestState:
+        """The state that its owner sees."""
+        return RequestState.PREEMPTED if self.quiet else self.state
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was preempted before: what it asks for was counted then."""
+        return self.found is not None
+
+    @property
+    def foreign(self) -> int:
+        """Pages that were there before the request was: not its own to give up."""
+        return self.hit_pages if self.found is None else self.found
 
     @property
     def table(self) -> list[Slots]:

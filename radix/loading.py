@@ -204,7 +204,7 @@ class Loading:
 
     def busy(self, work: Work) -> bool:
         """Whether a transfer of this request is under way."""
-        return work.number in self.transfers.outstanding
+        return work.hop in self.transfers.outstanding
 
     def _advance_group(self, work: Work, group: int) -> bool:
         """Starts what can start; whether somebody else's load brings some of the pages."""
@@ -270,7 +270,7 @@ class Loading:
             pages, standing = pages[:fits], standing[:fits]
         move = Move(self.end(work), group, tier, target, standing)
         demand = work.demand if direct else None
-        if self.transfers.load(move, slots, work.number, Urgency.DEMAND, demand) is not None:
+        if self.transfers.load(move, slots, work.hop, Urgency.DEMAND, demand) is not None:
             if direct:
                 held.coming[pages] = True
             return False
@@ -350,7 +350,8 @@ class Loading:
         if hit > work.device_pages:
             hit = max(stepped(self.residency, path, hit, step, readable), work.device_pages)
         lost = (work.hit_pages - hit) * self.page_tokens
-        self.residency.metrics.add(("match", "miss", reason), lost)
+        if not work.resumed:
+            self.residency.metrics.add(("match", "miss", reason), lost)
         self.residency.metrics.add(("admit", "hit shortened"), 1)
         work.hit_pages = hit
         if hit < work.inserted:
@@ -428,14 +429,14 @@ class Loading:
         return [
             job
             for job in self.transfers.jobs.values()
-            if (job.owner, job.move.group, job.move.target) == (work.number, group, self.top)
+            if (job.owner, job.move.group, job.move.target) == (work.hop, group, self.top)
             and not job.storing
         ]
 
     def cancel(self, work: Work) -> None:
         """Skips what has not begun; each job is still acknowledged."""
         for job in list(self.transfers.jobs.values()):
-            if job.owner == work.number and not job.storing:
+            if job.owner == work.hop and not job.storing:
                 self.residency.tiers[job.move.source].cancel(job.number)
 
 

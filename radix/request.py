@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
 from radix.groups import Group
-from radix.lifecycle import Fence, Held, Work, as_fence
+from radix.lifecycle import LIVE, Fence, Held, Work, as_fence
 from radix.requests import Requests
 from radix.stages import Stage
 from radix.tier import Slots
@@ -31,6 +32,17 @@ class Owner(Protocol):
     page_tokens: int
     groups: tuple[Group, ...]
 
+    def resume(
+        self,
+        work: Work,
+        space: bytes,
+        new_tokens: int | None,
+        slots: Sequence[object] | None,
+        device_tokens: int,
+    ) -> Work:
+        """Admits what was preempted again."""
+        ...
+
     def poll(self) -> list[Event]:
         """Lets what waited go on."""
         ...
@@ -45,7 +57,8 @@ class Request:
 
     Ask: ``state``, ``hit_tokens``, ``branch_tokens``, ``loaded``, ``slots``, ``running``,
     ``tokens``, ``cuts``. Tell: ``wait``, ``prepare``, ``snapshot``, ``append``, ``stage``,
-    ``computed``, ``finish``, ``abort``; borrowed slots: ``lend``.
+    ``computed``, ``preempt``, ``resume``, ``finish``, ``abort``; borrowed slots: ``lend``. As a
+    context it finishes at the end of the block, or is aborted by an exception.
 
         for stop in request.cuts(chunk):        # where later requests may go on
             ...                                 # the forward runs up to `stop`
@@ -54,11 +67,13 @@ class Request:
         request.computed(end)
     """
 
-    __slots__ = ("_cache", "_work")
+    __slots__ = ("_cache", "_space", "_work")
 
-    def __init__(self, cache: Owner, work: Work) -> None:
+    def __init__(self, cache: Owner, work: Work, space: bytes) -> None:
+        """``space``: canonical bytes of its namespace."""
         self._cache = cache
         self._work = work
+        self._space = space
 
     @property
     def id(self) -> int:
@@ -68,7 +83,7 @@ class Request:
     @property
     def state(self) -> RequestState:
         """LOADING until the hit is on the device, then RUNNING; see ``RequestState``."""
-        return self._work.state
+        return self._work.shown
 
     @property
     def ready(self) -> bool:
@@ -207,7 +222,9 @@ class Request:
             return self._cache.requests.loading.wait_layer(self._work, number, layer, timeout_s)
 
     def append(self, tokens: object) -> None:
-        """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left."""
+        """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left. While
+        PREEMPTED, what the step under way still sampled.
+        """
         run = storable(tokens)
         with self._cache.gate:
             self._cache.requests.append(self._work, run)
@@ -236,6 +253,29 @@ class Request:
         with self._cache.gate:
             self._cache.requests.computed(self._work, count, written, free)
 
+    def preempt(self, *, fence: Fence = None) -> None:
+        """Gives its slots up for others, by the path of ``abort``: what is computed is kept where
+        there is room. It keeps its number, its tokens and its age until ``resume``, ``finish`` or
+        ``abort``. ``fence``: until it passes, its slots are given to nobody.
+        """
+        free = as_fence("fence", fence)
+        with self._cache.gate:
+            self._cache.requests.preempt(self._work, free)
+
+    def resume(
+        self,
+        *,
+        new_tokens: int | None = None,
+        slots: Sequence[object] | None = None,
+        device_tokens: int = 0,
+    ) -> None:
+        """Admits it again with all of its tokens: LOADING, then RUNNING from what is still cached;
+        this counts as ``match.resumed_tokens``, not as a hit. ``new_tokens``: room for what is
+        sampled; None: what is left of the first. The others as in ``PrefixCache.admit``, whose
+        errors it raises; it stays PREEMPTED then. ``RequestError`` unless it is PREEMPTED.
+        """
+        self._work = self._cache.resume(self._work, self._space, new_tokens, slots, device_tokens)
+
     def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
         """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.
 
@@ -253,3 +293,18 @@ class Request:
         free = as_fence("fence", fence)
         with self._cache.gate:
             self._cache.requests.finish(self._work, None, free, "abort")
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._work.shown in (*LIVE, RequestState.PREEMPTED) and not self._cache.gate.closed:
+            if kind is None:
+                self.finish()
+            else:
+                self.abort()

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from radix._native import Match
 from radix.admission import blocks_needed, check_fits, reserve_all
 from radix.content import Prompt
+from radix.ending import Ending
 from radix.errors import CapacityError, InvariantError, RequestError
-from radix.events import Event, RequestEvent, RequestState
+from radix.events import Event, RequestState
 from radix.keeping import Keeping
 from radix.keys import Tokens
 from radix.lifecycle import LIVE, Fence, Fences, Held, Terms, Work
@@ -62,7 +63,10 @@ class Requests:
             checkpoints or Checkpoints(),
         )
         self.stages = Stages(self.keeping, self.append)
-        self.works: dict[int, Work] = {}
+        self.ending = Ending(
+            residency, transfers, fences, self.loading, self.keeping, self.stages, clock, events
+        )
+        self.works = self.ending.works
         self.placed = self.loading.placed
         self.fenced = self.keeping.fenced
         states = [group for group, rule in enumerate(residency.rules) if rule.per_position]
@@ -70,8 +74,6 @@ class Requests:
         self._unpinned = ((1 << len(residency.rules)) - 1) & ~sum(1 << group for group in states)
         self._states = bool(states)
         self._ahead = max((rule.lookahead_pages for rule in residency.rules), default=0)
-        self._clock = clock
-        self._events = events
         self._next = 1
         self._moved = False
 
@@ -83,9 +85,10 @@ class Requests:
         lent: list[Slots] | None,
         device_pages: int,
         terms: Terms,
+        earlier: Work | None = None,
     ) -> Work:
         """Pins the hit and reserves what the request holds at once, or raises and changes
-        nothing.
+        nothing. ``earlier``: what was preempted of it.
         """
         total = len(prompt.tokens) + terms.new
         pages = -(-total // self.page_tokens)
@@ -101,14 +104,17 @@ class Requests:
             pages = min(len(row) for row in lent or [])
         work = self._pinned(prompt, match, pages, device_pages, terms, lent or [])
         work.branch, work.marks = self._marks(work, match, terms.boundaries)
+        if earlier is not None:
+            work.number, work.earlier, work.found = earlier.number, earlier, earlier.foreign
         self._next += 1
-        self.works[work.number] = work
+        self.works[work.hop] = self.ending.pinned[work.hop] = work
         try:
-            self._tell(work, RequestState.LOADING)
+            self.ending.tell(work, RequestState.LOADING)
             hit = max(match.hit_pages, device_pages)
             if work.hit_pages < hit:
-                lost = (hit - work.hit_pages) * self.page_tokens
-                self.residency.metrics.add(("match", "miss", "no room"), lost)
+                if not work.resumed:
+                    lost = (hit - work.hit_pages) * self.page_tokens
+                    self.residency.metrics.add(("match", "miss", "no room"), lost)
                 self.residency.metrics.add(("admit", "hit shortened"), 1)
                 work.admitted_pages = hit
             work.origin = self.loading.origin_of(work)
@@ -116,6 +122,7 @@ class Requests:
         except BaseException:
             # nobody knows of it: the next poll ends it, once what it began has ended
             work.state, work.hit_pages, work.ran = RequestState.GENERATION_DONE, 0, False
+            work.quiet = work.resumed
             self.loading.cancel(work)
             raise
         return work
@@ -140,6 +147,7 @@ class Requests:
             hit = max(length, device_pages)
             work = Work(
                 number=self._next,
+                hop=self._next,
                 tokens=tokens.copy(),
                 chain=prompt.chain,
                 count=len(tokens),
@@ -158,6 +166,7 @@ class Requests:
                 demand=terms.demand,
                 chunk=terms.chunk,
                 device_pages=device_pages,
+                terms=terms,
             )
             for held, row in zip(work.held, lent if not self.placed else [], strict=False):
                 held.slots, held.own = row.copy(), np.zeros(len(row), np.bool_)
@@ -165,11 +174,11 @@ class Requests:
                 self._look_ahead(work, Cursor(root, match.node, length), match.structural_pages)
                 self.loading.lay(work)
             except CapacityError as error:
-                self._unpin(work, stamp=False)
+                self.ending.unpin(work, stamp=False)
                 if least is None or error.needed < least.needed:
                     least = error
             except BaseException:
-                self._unpin(work, stamp=False)
+                self.ending.unpin(work, stamp=False)
                 raise
             else:
                 return work
@@ -182,13 +191,6 @@ class Requests:
             work.ahead = self.residency.tree.lease(end._replace(pages=behind))[0]
             # the path above may have been split: its own end is where the first lease says
             work.at = self.residency.tree.lease_end(end.root, work.lease)
-
-    def _unpin(self, work: Work, *, stamp: bool) -> None:
-        tree = self.residency.tree
-        tree.release(work.lease, stamp=stamp)
-        if work.ahead:
-            tree.release(work.ahead, stamp=False)
-            work.ahead = 0
 
     def _marks(self, work: Work, match: Match, boundaries: Sequence[int]) -> tuple[int, list[int]]:
         """The branch signal, and the lengths in pages at which to keep what a hit there needs."""
@@ -215,14 +217,16 @@ class Requests:
     def _run(self, work: Work) -> None:
         """The hit is on the device: the request runs."""
         metrics, page, tree = self.residency.metrics, self.page_tokens, self.residency.tree
-        served = work.origin[: work.hit_pages]
+        served = work.origin[: 0 if work.resumed else work.hit_pages]
+        if work.resumed and work.hit_pages:
+            metrics.add(("match", "resumed_tokens"), work.hit_pages * page)
         for tier in range(self.loading.top, len(self.residency.tiers) if len(served) else -1):
             if pages := int(np.count_nonzero(served == tier)):
                 name = self.transfers.tier_name(tier)
                 metrics.add(("match", "hit_tokens", name), pages * page)
         work.ran = True
         work.computed = work.told = work.hit_pages * page
-        self._tell(work, RequestState.RUNNING)
+        self.ending.tell(work, RequestState.RUNNING)
         if self.keeping.parts and work.inserted:
             tree.touch(work.at)  # the end of its lease moves on; what it used here was used now
             if self._states and self.placed:
@@ -235,7 +239,10 @@ class Requests:
     # ------------------------------------------------------------ running
     def append(self, work: Work, tokens: Tokens) -> None:
         """Adds sampled tokens; reserves pages as needed (all groups or none)."""
-        self._live(work, "append")
+        if work.quiet:  # sampled by the step that was under way
+            work.append(tokens)
+            return
+        self.ending.live(work, "append")
         self.stages.refuse(work, "append")
         total = work.count + len(tokens)
         need = -(-total // self.page_tokens) - work.pages
@@ -277,7 +284,7 @@ class Requests:
 
     def lend(self, work: Work, slots: list[Slots]) -> None:
         """More of the engine's slots, a run behind the others (borrowed only)."""
-        self._live(work, "lend")
+        self.ending.live(work, "lend")
         if self.placed:
             raise RequestError(f"lend: the device slots of request {work.number} are the cache's")
         for held, more in zip(work.held, slots, strict=True):
@@ -288,7 +295,7 @@ class Requests:
     def running(self, work: Work, what: str) -> None:
         """``RequestError`` unless the request runs."""
         if work.state is not RequestState.RUNNING:
-            raise RequestError(f"{what}: request {work.number} is {work.state.value}, not running")
+            raise RequestError(f"{what}: request {work.number} is {work.shown.value}, not running")
 
     def computed(self, work: Work, tokens: int, fence: Fence, reuse: Fence) -> None:
         """The state of the first ``tokens`` tokens is written once ``fence`` passes."""
@@ -305,78 +312,17 @@ class Requests:
 
     def _computed(self, work: Work, tokens: int, reuse: Fence) -> None:
         work.waiting -= 1
-        before = self._cacheable(work)
+        before = self.ending.cacheable(work)
         work.computed = max(work.computed, tokens)
-        self.keeping.advanced(work, before, self._cacheable(work), reuse)
+        self.keeping.advanced(work, before, self.ending.cacheable(work), reuse)
 
-    @staticmethod
-    def _cacheable(work: Work) -> int:
-        return work.computed if work.cacheable is None else min(work.computed, work.cacheable)
-
-    # ------------------------------------------------------------ the end
     def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
         """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
-        self._live(work, what)
-        self.stages.close(work, fence)
-        limits = [value for value in (work.cacheable, cacheable) if value is not None]
-        work.cacheable = min(limits) if limits else None
-        work.end_fence = fence
-        if work.state is RequestState.LOADING:
-            self.loading.cancel(work)
-        self._tell(work, RequestState.GENERATION_DONE)
-        self._close(work)
+        self.ending.finish(work, cacheable, fence, what)
 
-    def _close(self, work: Work) -> None:
-        if work.state is RequestState.GENERATION_DONE:
-            if work.refused:
-                self._retry(work)
-            loads = not work.ran and self.loading.busy(work)
-            if not work.waiting and work.ran:
-                self.keeping.settle(work, self._cacheable(work))
-            if work.waiting or work.refused or loads:
-                return
-            self._finalize(work)
-        if work.state is RequestState.FINALIZED and not self.loading.busy(work):
-            self._tell(work, RequestState.RELEASED)
-            del self.works[work.number]
-            self._forget(work)
-
-    def _finalize(self, work: Work) -> None:
-        """No store is submitted any more: private slots go, and the pin, each behind the fence."""
-        if self.placed:
-            for group, held in enumerate(work.held):
-                self.keeping.quarantine(group, held.release(), work.end_fence)
-        if not work.ran:
-            lost = work.hit_pages * self.page_tokens
-            self.residency.metrics.add(("match", "miss", "aborted"), lost)
-        self._tell(work, RequestState.FINALIZED)
-        # what computes up to the fence reads the shared pages too: they stay as long
-        self.fences.after(work.end_fence, lambda: self._let_go(work))
-
-    def _let_go(self, work: Work) -> None:
-        tree = self.residency.tree
-        if work.cacheable is not None and work.ran:
-            # what was there before this request is not its own to give up
-            kept = max(work.cacheable // self.page_tokens, work.hit_pages)
-            if kept < work.inserted:
-                work.kept = kept
-                tree.move(work.lease, work.at._replace(pages=kept))
-                self._forget(work)
-        self._unpin(work, stamp=True)
-
-    def _forget(self, work: Work) -> None:
-        """Gives up what may not be kept: when the pin goes, and again once no transfer holds it."""
-        if work.kept is None:
-            return
-        at = self.residency.tree.resolve(work.at)
-        if at.pages > work.kept:
-            self.residency.forget(at, work.kept)
-
-    def _retry(self, work: Work) -> None:
-        again, work.refused = work.refused, []
-        for move, upper in again:
-            if not self.transfers.store_again(move, upper, work.number):
-                work.refused.append((move, upper))
+    def preempt(self, work: Work, fence: Fence) -> None:
+        """Gives up what it holds, by the path of an end that is told to nobody."""
+        self.ending.preempt(work, fence)
 
     # ------------------------------------------------------------ events
     def ended(self, job: Job, arrived: npt.NDArray[np.bool_]) -> None:
@@ -396,9 +342,9 @@ class Requests:
                     self._advance(work)
             elif work.state is RequestState.RUNNING:
                 if work.refused:
-                    self._retry(work)
+                    self.ending.retry(work)
             else:
-                self._close(work)
+                self.ending.close(work)
 
     def check(self) -> None:
         """Page tables name the tree's slots where they are shared (I10); counts are in order (I9).
@@ -419,12 +365,3 @@ class Requests:
                 have = self.residency.blocks(self.loading.end(work), group, 0, 0, count)
                 if not np.array_equal(have[pages], held.slots[pages]):
                     raise InvariantError("I10", f"{who}: its page table is not the tree's")
-
-    def _live(self, work: Work, what: str) -> None:
-        if work.state not in LIVE:
-            raise RequestError(f"{what}: request {work.number} is {work.state.value}")
-
-    def _tell(self, work: Work, state: RequestState) -> None:
-        work.state = state
-        self.residency.metrics.add(("request", state.value))
-        self._events.append(RequestEvent(work.number, state, self._clock()))

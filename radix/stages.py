@@ -63,7 +63,7 @@ class Stages:
         """Opens the stage of a request that runs; changes nothing else."""
         who = f"stage: request {work.number}"
         if work.state is not RequestState.RUNNING:
-            raise RequestError(f"{who} is {work.state.value}, not running")
+            raise RequestError(f"{who} is {work.shown.value}, not running")
         if not self._keeping.placed:
             raise RequestError(f"{who} has the engine's slots, so drafts are the engine's too")
         self.refuse(work, "stage")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from radix.ownership import Ownership
 from radix.plan import Cursor
 from radix.request import Request
 from radix.tier import Slots, Tier, TierMode
-from tests.engineslots import Live, OwnSlots, Point
+from tests.engineslots import Live, Point
+from tests.interruptions import Interrupted
 from tests.oracle import blocks_for
 from tests.ticktier import Bytes, TickTier, peek
 from tiers.device import DeviceTier
@@ -37,13 +39,14 @@ ORDER = (
 
 
 @dataclass
-class Rig(OwnSlots):
+class Rig(Interrupted):
     """An engine with one cache. ``device`` is where it computes (None: slots without bytes)."""
 
     cache: PrefixCache
     device: Tier | None
     lower: tuple[Tier, ...] = ()  # whose memory can be looked at, by number from 1
     live: list[Live] = field(default_factory=list)
+    paused: list[Live] = field(default_factory=list)
     step: int = 0
     states: dict[int, list[RequestState]] = field(default_factory=dict)
     resident: set[tuple[str, str, bytes]] = field(default_factory=set)
@@ -51,24 +54,24 @@ class Rig(OwnSlots):
     points: list[Point] = field(default_factory=list)
     ticks: list[TickTier] = field(default_factory=list)
     own: list[list[int]] = field(default_factory=list)  # free slots of the engine's, by group
-    lent: list[tuple[Live, list[list[int]]]] = field(default_factory=list)
+    lent: list[tuple[Any, list[list[int]]]] = field(default_factory=list)
     _later: list[tuple[object, Callable[[], None]]] = field(default_factory=list)
     _fenced: dict[tuple[int, int], object] = field(default_factory=dict)
     _wrong: set[tuple[int, int]] = field(default_factory=set)
 
     # ------------------------------------------------------------ bytes
-    def expected(self, namespace: Namespace | None, tokens: Slots, group: int) -> Bytes:
+    def expected(self, namespace: Namespace | bytes | None, tokens: Slots, group: int) -> Bytes:
         """By full page of these tokens what the block that stands there in the tree must hold."""
         spec = self.cache.groups[group]
-        name = self.cache.namespace(namespace)
+        name = namespace if isinstance(namespace, bytes) else self.cache.namespace(namespace)
         return blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
 
     def write(self, live: Live, first: int, last: int) -> None:
         """What a kernel does: fills pages [first, last) of the request."""
         if self.device is None:
             return
-        for group, held in enumerate(live.request._work.held):
-            wanted = self.expected(live.namespace, live.request.tokens(), group)
+        for group, held in enumerate(live.work.held):
+            wanted = self.expected(live.name, live.request.tokens(), group)
             for page in range(first, last):
                 block = page - held.rule.lookahead_pages
                 if block >= 0 and held.slots[block] >= 0 and not self._rolls(held):
@@ -86,7 +89,7 @@ class Rig(OwnSlots):
         if self.device is None:
             return
         for group, held in enumerate(live.request._work.held):
-            wanted = self.expected(live.namespace, live.request.tokens(), group)
+            wanted = self.expected(live.name, live.request.tokens(), group)
             needed = held.wanted(pages).tolist()
             if self._borrows:
                 needed = [page for page in needed if page >= live.request._work.device_pages]
@@ -111,7 +114,8 @@ class Rig(OwnSlots):
                 rows = [self._sparse(group, row) for group, row in enumerate(rows)]
             more["slots"] = rows
         try:
-            live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace)
+            name = self.cache.namespace(namespace)
+            live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace, name)
         except CacheError:
             for free, row in zip(self.own, rows, strict=False):
                 free += row
@@ -134,9 +138,10 @@ class Rig(OwnSlots):
                 pages = live.written = live.told // page
                 assert pages <= (live.request._work.prompt_tokens - 1) // page
                 self.read(live, pages, "hit")
-                name, tokens = self.cache.namespace(live.namespace), live.request.tokens()
+                tokens = live.request.tokens()
                 if pages:
-                    assert (name, tuple(tokens[: pages * page].tolist())) in self.known, "unheard"
+                    heard = live.name, tuple(tokens[: pages * page].tolist())
+                    assert heard in self.known, "unheard"
 
     def compute(self, live: Live, upto: int, fence: object = None) -> None:
         """The first ``upto`` tokens are computed: written now, or just before the fence passes."""
@@ -148,9 +153,9 @@ class Rig(OwnSlots):
             # a fence that has passed says that all of the first tokens are written
             first, live.written = live.written, max(live.written, last)
             self.write(live, first, last)
-            name, tokens = self.cache.namespace(live.namespace), live.request.tokens().tolist()
-            for pages in range(first + 1, last + 1):
-                self.known.add((name, tuple(tokens[: pages * page])))
+            tokens = live.request.tokens().tolist()
+            for pages in range(first + 1, 0 if live.stale else last + 1):
+                self.known.add((live.name, tuple(tokens[: pages * page])))
 
         if fence is None:
             kernel()
@@ -171,9 +176,9 @@ class Rig(OwnSlots):
                 live.aside = [item for item in live.aside if item[1:] != (names.index(name), slot)]
                 live.aside.append((stop // page, names.index(name), slot))
 
-    def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
-        """Ends a request. Up to the fence the engine's kernels may read its pages."""
-        work = live.request._work
+    def watch(self, live: Live, fence: object) -> list[list[int]]:
+        """Up to the fence the engine's kernels may read its pages; which slots are private."""
+        work = live.work
         last = max(work.shared, live.told // self.cache.page_tokens)
         private = [
             held.slots[last:].tolist() if held.rule.everywhere else [held.running]
@@ -182,7 +187,7 @@ class Rig(OwnSlots):
         if fence is not None and live.checked:
             before = []
             for group, held in enumerate(work.held):
-                wanted = self.expected(live.namespace, live.request.tokens(), group)
+                wanted = self.expected(live.name, live.request.tokens(), group)
                 first = held.rule.first_page(work.shared)
                 ahead = held.rule.lookahead_pages
                 for block in range(first, 0 if self._rolls(held) else work.shared - ahead):
@@ -195,15 +200,24 @@ class Rig(OwnSlots):
                     assert np.array_equal(found, content), "read after reuse"
 
             self._later.append((fence, reader))
+        return private
+
+    def fenced(self, private: list[list[int]], fence: object) -> None:
+        """These slots are given to nobody before the fence."""
+        if fence is not None and not self._borrows:
+            for group, slots in enumerate(private):
+                self._fenced.update(((group, slot), fence) for slot in slots if slot >= 0)
+
+    def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
+        """Ends a request."""
+        private = self.watch(live, fence)
         if abort:
             live.request.abort(fence=fence)
         else:
             live.request.finish(fence=fence, **more)
         self.live.remove(live)
         live.fence = fence
-        if fence is not None and not self._borrows:
-            for group, slots in enumerate(private):
-                self._fenced.update(((group, slot), fence) for slot in slots if slot >= 0)
+        self.fenced(private, fence)
 
     def serve(self, tokens: Sequence[int], namespace: Namespace | None = None) -> Live:
         """A whole request: admitted, loaded, computed, finished, and everything settled."""
@@ -283,6 +297,10 @@ class Rig(OwnSlots):
     def _hear(self, event: Event) -> None:
         if isinstance(event, RequestEvent):
             seen = self.states.setdefault(event.request, [])
+            if event.state is RequestState.PREEMPTED:
+                assert seen and seen[-1] in ORDER[:2], "preempted, and did not load or run"
+                seen.clear()
+                return
             assert event.state not in seen, "a state was told twice (I30)"
             assert not seen or ORDER.index(seen[-1]) < ORDER.index(event.state), "order (I30)"
             seen.append(event.state)
@@ -360,6 +378,8 @@ class Rig(OwnSlots):
                 self.cache.set_mode(tier.name, TierMode.ON)
         for live in list(self.live):
             self.end(live, abort=True)
+        for live in list(self.paused):
+            self.drop(live)
         for point in list(self.points):
             self.pass_point(point)
         self.pass_step()

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from radix.cache import PrefixCache
 from radix.errors import CapacityError
 from radix.events import RequestState
 from radix.keys import Namespace
+from radix.lifecycle import Work
 from radix.ownership import Ownership
 from radix.policy.checkpoint import ROLLING
 from radix.request import Request
@@ -33,12 +35,20 @@ class Live:
 
     request: Request
     namespace: Namespace | None
+    name: bytes = b""  # of the namespace, as it was at its admission
     told: int = 0
     written: int = 0
     fence: object = None  # of its end
     checked: bool = False
     # snapshots whose kernel has not run: length in pages, group, slot
     aside: list[tuple[int, int, int]] = field(default_factory=list)
+    past: Work | None = None  # where its kernels write, once it was preempted
+    stale: bool = False  # of an older epoch: nothing that it computes may be found
+
+    @property
+    def work(self) -> Work:
+        """What the cache holds of it."""
+        return self.past or self.request._work
 
 
 class OwnSlots:
@@ -46,7 +56,7 @@ class OwnSlots:
 
     cache: PrefixCache
     own: list[list[int]]
-    lent: list[tuple[Live, list[list[int]]]]
+    lent: list[tuple[Any, list[list[int]]]]  # whose they are, and by group
     step: int
 
     @property

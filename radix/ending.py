@@ -1,0 +1,195 @@
+"""The end of a request, and of what a request held when it was preempted: one path, in three steps
+that are told once each, in order, however it ends (I30). What is computed is kept, what was put off
+is offered until a tier takes or declines it, private slots and pins go behind the fence, and only
+what no transfer holds any more is gone.
+
+    GENERATION_DONE    computed() whose fence has not passed, stores that a full queue refused
+    FINALIZED          transfers under way; pins until the fence
+    RELEASED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radix.errors import RequestError
+from radix.events import Event, RequestEvent, RequestState
+from radix.keeping import Keeping
+from radix.lifecycle import LIVE, Fence, Fences, Work
+from radix.loading import Loading
+from radix.residency import Residency
+from radix.stages import Stages
+from radix.transfers import Transfers
+
+
+class Ending:
+    """``finish``, ``preempt``; ``close`` and ``retry`` once a poll; ``unpin``. Tell: ``tell``. Ask:
+    ``live``, ``cacheable``, ``leases``, ``open``. ``works``: what has not ended, by ``hop``;
+    ``pinned``: what holds leases.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        transfers: Transfers,
+        fences: Fences,
+        loading: Loading,
+        keeping: Keeping,
+        stages: Stages,
+        clock: Callable[[], int],
+        events: list[Event],
+    ) -> None:
+        self.works: dict[int, Work] = {}
+        self.pinned: dict[int, Work] = {}
+        self._residency = residency
+        self._transfers = transfers
+        self._fences = fences
+        self._loading = loading
+        self._keeping = keeping
+        self._stages = stages
+        self._clock = clock
+        self._events = events
+
+    def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
+        """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
+        if work.quiet:
+            self._end_preempted(work, cacheable)
+            return
+        self.live(work, what)
+        self._stages.close(work, fence)
+        limits = [value for value in (work.cacheable, cacheable) if value is not None]
+        work.cacheable = min(limits) if limits else None
+        work.end_fence = fence
+        if work.state is RequestState.LOADING:
+            self._loading.cancel(work)
+        self.tell(work, RequestState.GENERATION_DONE)
+        self.close(work)
+
+    def preempt(self, work: Work, fence: Fence) -> None:
+        """Gives up what it holds, by the path of an end that is told to nobody."""
+        self.live(work, "preempt")
+        self._stages.close(work, fence)
+        work.end_fence = fence
+        if work.state is RequestState.LOADING:
+            self._loading.cancel(work)
+        self.tell(work, RequestState.PREEMPTED)
+        work.quiet, work.state = True, RequestState.GENERATION_DONE
+        self.close(work)
+
+    def _end_preempted(self, work: Work, cacheable: int | None) -> None:
+        """The end of what may have given up everything already: told as far as it is true."""
+        reached, work.quiet = work.state, False
+        limits = [value for value in (work.cacheable, cacheable) if value is not None]
+        work.cacheable = min(limits) if limits else None
+        self.tell(work, RequestState.GENERATION_DONE)
+        if reached is RequestState.GENERATION_DONE:
+            self.close(work)
+            return
+        self.tell(work, RequestState.FINALIZED)
+        if not work.lease:
+            self._cut(work)
+            self._forget(work)
+        if reached is RequestState.RELEASED:
+            self.tell(work, RequestState.RELEASED)
+
+    def close(self, work: Work) -> None:
+        """Goes on with an end as far as it can."""
+        earlier = None if work.earlier is None else work.earlier.state
+        if work.state is RequestState.GENERATION_DONE:
+            if work.refused:
+                self.retry(work)
+            loads = not work.ran and self._loading.busy(work)
+            if not work.waiting and work.ran:
+                self._keeping.settle(work, self.cacheable(work))
+            if work.waiting or work.refused or loads:
+                return
+            if earlier is RequestState.GENERATION_DONE:
+                return
+            self._finalize(work)
+        if earlier is RequestState.FINALIZED:
+            return
+        work.earlier = None
+        if work.state is RequestState.FINALIZED and not self._loading.busy(work):
+            self.tell(work, RequestState.RELEASED)
+            del self.works[work.hop]
+            self._forget(work)
+
+    def _finalize(self, work: Work) -> None:
+        """No store is submitted any more: private slots go, and the pin, each behind the fence."""
+        if self._keeping.placed:
+            for group, held in enumerate(work.held):
+                self._keeping.quarantine(group, held.release(), work.end_fence)
+        if not work.ran and not work.resumed:
+            lost = work.hit_pages * self._keeping.page_tokens
+            self._residency.metrics.add(("match", "miss", "aborted"), lost)
+        self.tell(work, RequestState.FINALIZED)
+        # what computes up to the fence reads the shared pages too: they stay as long
+        self._fences.after(work.end_fence, lambda: self._let_go(work))
+
+    def _let_go(self, work: Work) -> None:
+        self._cut(work)
+        if work.kept is not None:
+            self._residency.tree.move(work.lease, work.at._replace(pages=work.kept))
+            self._forget(work)
+        self.unpin(work, stamp=True)
+
+    def _cut(self, work: Work) -> None:
+        """What may be kept of it, where that is not all."""
+        if work.cacheable is not None and work.ran:
+            # what was there before this request is not its own to give up
+            kept = max(work.cacheable // self._keeping.page_tokens, work.foreign)
+            if kept < work.inserted:
+                work.kept = kept
+
+    def _forget(self, work: Work) -> None:
+        """Gives up what may not be kept: when the pin goes, and again once no transfer holds it."""
+        if work.kept is None:
+            return
+        at = self._residency.tree.resolve(work.at)
+        if at.pages > work.kept:
+            self._residency.forget(at, work.kept)
+
+    def retry(self, work: Work) -> None:
+        """Offers the stores that were refused once more."""
+        again, work.refused = work.refused, []
+        for move, upper in again:
+            if not self._transfers.store_again(move, upper, work.hop):
+                work.refused.append((move, upper))
+
+    # ------------------------------------------------------------ its parts
+    def unpin(self, work: Work, *, stamp: bool) -> None:
+        """Gives its leases back."""
+        tree = self._residency.tree
+        tree.release(work.lease, stamp=stamp)
+        self.pinned.pop(work.hop, None)
+        work.lease = 0
+        if work.ahead:
+            tree.release(work.ahead, stamp=False)
+            work.ahead = 0
+
+    def live(self, work: Work, what: str) -> None:
+        """``RequestError`` unless it loads or runs."""
+        if work.state not in LIVE:
+            raise RequestError(f"{what}: request {work.number} is {work.shown.value}")
+
+    def tell(self, work: Work, state: RequestState) -> None:
+        """Enters a state; its owner hears of it unless it was preempted."""
+        work.state = state
+        if work.quiet:
+            return
+        self._residency.metrics.add(("request", state.value))
+        self._events.append(RequestEvent(work.number, state, self._clock()))
+
+    @staticmethod
+    def cacheable(work: Work) -> int:
+        """Tokens that may be shared."""
+        return work.computed if work.cacheable is None else min(work.computed, work.cacheable)
+
+    @property
+    def leases(self) -> int:
+        """Leases of requests. Cost: the requests."""
+        return sum(1 + (work.ahead != 0) for work in self.pinned.values())
+
+    def open(self) -> list[Work]:
+        """The requests that load or run."""
+        return [work for work in self.works.values() if work.state in LIVE]
