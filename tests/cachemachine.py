@@ -72,10 +72,12 @@ class CacheMachine(RuleBasedStateMachine):
     """What all worlds have in common; a subclass opens the tiers."""
 
     rig: Rig
+    rig_type = Rig
 
     def __init__(self) -> None:
         super().__init__()
         self.leases: list[Lease] = []
+        self.options: dict[str, object] = {}  # of the cache, beside those that ``open`` names
 
     def open(
         self,
@@ -93,6 +95,7 @@ class CacheMachine(RuleBasedStateMachine):
             page_tokens=page_tokens,
             ownership=ownership,
             events=True,
+            **self.options,
         )
         looked_at = tuple(
             inner
@@ -100,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
             if isinstance(inner := getattr(tier, "inner", tier), TickTier | HostTier)
         )
         memory = None if isinstance(device, IndexTier) else device
-        self.rig = Rig(cache, memory, looked_at if memory else ())
+        self.rig = self.rig_type(cache, memory, looked_at if memory else ())
         if ownership is not Ownership.OWNED:
             self.rig.own = [list(range(device.capacity_blocks(g))) for g in range(len(kinds))]
 
