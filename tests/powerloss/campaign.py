@@ -19,8 +19,11 @@ from typing import Any
 
 from tests.powerloss.blocks import LIMITS, Config
 from tests.powerloss.ledger import Known, ledger_of
+from tests.powerloss.medium import ARBITRARY, Medium
 from tests.powerloss.recording import ROOT, Kind, Recording, Script, marks, record
 from tests.powerloss.replay import Case, Effort, State, states
+
+NOTHING = Known()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +45,32 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
 
 
-def config_for(rng: random.Random) -> Config:
+def config_for(rng: random.Random, threads: int) -> Config:
     """A tier of one or two folders, which need not exist yet, nor those above them."""
     payload = rng.choice(("slab", "slab", "lmdb"))
     folders = rng.choice((("disk",), ("a/b/disk",), ("a/one", "two")))
     if payload == "lmdb":
         folders = folders[:1]
-    return Config(folders, payload, rng.choice(LIMITS[1:]), rng.choice((1, 2)))
+    return Config(folders, payload, rng.choice(LIMITS[1:]), threads)
 
 
 def run_seed(seed: int, plan: Plan, shim: Path, place: Path) -> Outcome:
-    """All generations of a seed; ``place``: an empty folder, whose cases stay if any is wrong."""
+    """All generations of a seed; ``place``: an empty folder, where the cases are kept.
+
+    Even seeds do one thing at a time, and give the same recording each time; odd ones have several
+    stores in flight on two threads.
+    """
     rng, outcome = random.Random(seed), Outcome()
-    config, known = config_for(rng), Known()
+    flying, threads = ((1, 1), (3, 2))[seed % 2]
+    config, known = config_for(rng, threads), NOTHING
     root = place / "root"
-    root.mkdir()
     for generation in range(plan.generations):
-        flying = 1 if seed % 2 == 0 else 3
         dies_after = rng.choice((0, 0, rng.randint(1, 40), rng.randint(1, 300)))
         script = Script(
             config, rng.getrandbits(32), plan.steps, known.last, flying, plan.fault, dies_after
         )
-        recording = record(shim, root, script, place)
-        case = Case(recording, known, seed, plan.effort)
-        where = f"seed {seed} generation {generation}"
-        ledger = ledger_of(recording, known)
-        outcome.violations += [f"{where}: {fault}" for fault in ledger.faults]
-        kept = place / f"case-{generation}.pickle"
-        kept.write_bytes(pickle.dumps(case))
-        outcome.counts["recordings"] += 1
-        _count(recording, outcome.counts)
-        _replay(kept, where, plan.parts, outcome)
+        case = _record(script, known, seed, plan.effort, shim, place)
+        _judge(case, generation, plan.parts, place, outcome)
         if outcome.violations or generation + 1 == plan.generations:
             break
         state = _some_state(case, rng)
@@ -82,6 +80,61 @@ def run_seed(seed: int, plan: Plan, shim: Path, place: Path) -> Outcome:
         state.write(root, seed)
         known = _misfortune(root, config, known, rng)
     return outcome
+
+
+def run_case(
+    script: Script, effort: Effort, shim: Path, place: Path, before: Known = NOTHING
+) -> tuple[Outcome, Recording]:
+    """One script, over what lies in the folder ``root`` of ``place``."""
+    outcome = Outcome()
+    case = _record(script, before, script.seed, effort, shim, place)
+    _judge(case, 0, 1, place, outcome)
+    return outcome, case.recording
+
+
+def _record(
+    script: Script, known: Known, seed: int, effort: Effort, shim: Path, place: Path
+) -> Case:
+    (place / "root").mkdir(parents=True, exist_ok=True)
+    return Case(record(shim, place / "root", script, place), known, seed, effort)
+
+
+def _judge(case: Case, generation: int, parts: int, place: Path, outcome: Outcome) -> None:
+    """Replays a case, and keeps it."""
+    where = f"seed {case.seed} generation {generation}"
+    told = ledger_of(case.recording, case.before).faults + missed(case.recording, place / "root")
+    outcome.violations += [f"{where}: {fault}" for fault in told]
+    outcome.counts["recordings"] += 1
+    _count(case.recording, outcome.counts)
+    kept = place / f"case-{generation}.pickle"
+    kept.write_bytes(pickle.dumps(case))
+    _replay(kept, where, parts, outcome)
+
+
+def missed(recording: Recording, root: Path) -> list[str]:
+    """Where the recorded operations, all kept, do not give what lies below ``root``: the recorder
+    has not seen everything.
+    """
+    medium = Medium(recording)
+    for point, operation in enumerate(recording.operations):
+        medium.apply(point, operation)
+        if medium.barrier(operation) is not None:
+            medium.settle(point, operation)
+    kept = medium.pending
+    found = {}
+    for path, inode in medium.files(kept):
+        image = medium.image(inode, kept, {})
+        content = bytes(image.bytes[: image.size]).ljust(image.size, b"\0")
+        found[path] = None if inode.is_folder else content
+    wrong = []
+    for name in sorted(found.keys() | {str(p.relative_to(root)) for p in root.rglob("*")}):
+        place = root / name
+        there = place.read_bytes() if place.is_file() else None
+        if not place.exists() or name not in found:
+            wrong.append(f"the recorder has lost {name}")
+        elif place.name not in ARBITRARY and there != found[name]:
+            wrong.append(f"the recorder has not seen all that was written to {name}")
+    return wrong
 
 
 def _count(recording: Recording, counts: Counter[str]) -> None:
@@ -99,20 +152,13 @@ def _count(recording: Recording, counts: Counter[str]) -> None:
 
 
 def _misfortune(root: Path, config: Config, known: Known, rng: random.Random) -> Known:
-    """Now and then more than the power is lost: the index rots, or a drive is replaced. What is
-    stored after that has to be as durable as ever.
-    """
-    nothing = replace(known, held=frozenset())
-    index, spare = root / config.folders[0] / "data.mdb", root / config.folders[-1]
-    match rng.randrange(6):
-        case 0 if index.exists() and index.stat().st_size:
-            with index.open("r+b") as file:
-                file.write(b"\xff" * min(8192, index.stat().st_size))
-            return nothing
-        case 1 if len(config.folders) > 1 and spare.exists():
-            shutil.rmtree(spare)
-            return nothing
-    return known
+    """Now and then the index rots, too. What is stored after that has to be as durable as ever."""
+    index = root / config.folders[0] / "data.mdb"
+    if rng.randrange(6) or not index.exists() or not index.stat().st_size:
+        return known
+    with index.open("r+b") as file:
+        file.write(b"\xff" * min(8192, index.stat().st_size))
+    return replace(known, held=frozenset())
 
 
 def _some_state(case: Case, rng: random.Random) -> State:
@@ -153,7 +199,7 @@ def _replay_part(kept: Path, where: str, part: int, parts: int) -> Outcome:
             return outcome
         place = f"point {last.get('point')} state {last.get('number')}"
         outcome.violations.append(
-            f"{where} {place}: the judging process ended with {done.returncode}: {done.stderr}"
+            f"{where} {place}: the process ended with {done.returncode}: {done.stderr[-500:]}"
         )
         if not last or len(outcome.violations) > 20:
             return outcome

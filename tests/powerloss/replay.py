@@ -41,14 +41,15 @@ ALL_SUBSETS = 12  # up to so many changes that are not durable, all subsets of t
 class Effort:
     """How many states of a crash point are tried: all subsets, but at most ``most`` seeded ones
     (``subsets`` where there are too many changes for all), and as many with ``torn`` writes. Every
-    ``deep``-th state is worked on after it was opened.
+    ``deep``-th state is worked on after it was opened. ``share``: of the crash points.
     """
 
     subsets: int = 500
     torn: int = 100
     most: int = 1 << ALL_SUBSETS
     deep: int = 8
-    share: float = 1.0  # of the crash points
+    share: float = 1.0
+    most_faults: int = 100  # so many faulty states are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,7 @@ class Tally:
     refused: int = 0
     blocks: int = 0
     deep: int = 0
+    faulty: int = 0
 
 
 def judge(root: Path, state: State, *, deep: bool, tally: Tally) -> list[str]:
@@ -262,9 +264,13 @@ def _judge_part(case: Case, part: int, parts: int, after: int, say: Callable[...
             say(index=index, point=state.point, number=state.number)
             state.write(root, case.seed)
             deep = index // parts % case.effort.deep == 0
-            for fault in judge(root, state, deep=deep, tally=tally):
+            faults = judge(root, state, deep=deep, tally=tally)
+            for fault in faults:
                 say(fault=fault, point=state.point, number=state.number)
+            tally.faulty += bool(faults)
             shutil.rmtree(root)
+            if tally.faulty >= case.effort.most_faults:
+                break
     say(tally=asdict(tally))
 
 

@@ -120,12 +120,16 @@ class Workload:
         if group is None:
             self.rng.shuffle(mine)
         victims = mine[: self.rng.randint(1, 5)]
-        if victims:
-            mark(freed=victims)
+        if not victims:
+            return
+        mark(freed=victims)
+        self.gone += victims
+        if self.most > 1:
             self.disk.free(victims)
-            self.gone += victims
-            if self.most == 1:  # the committer may be at work by itself
-                self.disk.tier.flush()
+            return
+        for each in range(len(GROUPS)):  # the committer may be at work by itself
+            self.disk.free([n for n in victims if group_of(n) == each])
+            self.disk.tier.flush()
 
     def load(self) -> None:
         """Loads some blocks; what they hold must be right while nothing has failed."""
