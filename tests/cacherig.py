@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,7 @@ from radix.ownership import Ownership
 from radix.plan import Cursor
 from radix.request import Request
 from radix.tier import Slots, Tier, TierMode
-from tests.engineslots import Live, Point
-from tests.interruptions import Interrupted
+from tests.engineslots import Live, OwnSlots, Point
 from tests.oracle import blocks_for
 from tests.ticktier import Bytes, TickTier, peek
 from tiers.device import DeviceTier
@@ -39,14 +37,14 @@ ORDER = (
 
 
 @dataclass
-class Rig(Interrupted):
+class Rig(OwnSlots):
     """An engine with one cache. ``device`` is where it computes (None: slots without bytes)."""
 
     cache: PrefixCache
     device: Tier | None
     lower: tuple[Tier, ...] = ()  # whose memory can be looked at, by number from 1
     live: list[Live] = field(default_factory=list)
-    paused: list[Live] = field(default_factory=list)
+    parked: list[Live] = field(default_factory=list)  # preempted
     step: int = 0
     states: dict[int, list[RequestState]] = field(default_factory=dict)
     resident: set[tuple[str, str, bytes]] = field(default_factory=set)
@@ -54,24 +52,27 @@ class Rig(Interrupted):
     points: list[Point] = field(default_factory=list)
     ticks: list[TickTier] = field(default_factory=list)
     own: list[list[int]] = field(default_factory=list)  # free slots of the engine's, by group
-    lent: list[tuple[Any, list[list[int]]]] = field(default_factory=list)
+    lent: list[tuple[Live, list[list[int]]]] = field(default_factory=list)
     _later: list[tuple[object, Callable[[], None]]] = field(default_factory=list)
     _fenced: dict[tuple[int, int], object] = field(default_factory=dict)
     _wrong: set[tuple[int, int]] = field(default_factory=set)
 
     # ------------------------------------------------------------ bytes
-    def expected(self, namespace: Namespace | bytes | None, tokens: Slots, group: int) -> Bytes:
+    def expected(self, namespace: Namespace | None, tokens: Slots, group: int) -> Bytes:
         """By full page of these tokens what the block that stands there in the tree must hold."""
-        spec = self.cache.groups[group]
-        name = namespace if isinstance(namespace, bytes) else self.cache.namespace(namespace)
-        return blocks_for(name, tokens, self.cache.page_tokens, group, spec.block_bytes)
+        return self.blocks(self.cache.namespace(namespace), tokens, group)
+
+    def blocks(self, name: bytes, tokens: Slots, group: int) -> Bytes:
+        """The same by the canonical name of the namespace."""
+        nbytes = self.cache.groups[group].block_bytes
+        return blocks_for(name, tokens, self.cache.page_tokens, group, nbytes)
 
     def write(self, live: Live, first: int, last: int) -> None:
         """What a kernel does: fills pages [first, last) of the request."""
         if self.device is None:
             return
         for group, held in enumerate(live.work.held):
-            wanted = self.expected(live.name, live.request.tokens(), group)
+            wanted = self.blocks(live.name, live.request.tokens(), group)
             for page in range(first, last):
                 block = page - held.rule.lookahead_pages
                 if block >= 0 and held.slots[block] >= 0 and not self._rolls(held):
@@ -88,11 +89,11 @@ class Rig(Interrupted):
         """Every byte that a hit of so many pages needs must be the right one."""
         if self.device is None:
             return
-        for group, held in enumerate(live.request._work.held):
-            wanted = self.expected(live.name, live.request.tokens(), group)
+        for group, held in enumerate(live.work.held):
+            wanted = self.blocks(live.name, live.request.tokens(), group)
             needed = held.wanted(pages).tolist()
             if self._borrows:
-                needed = [page for page in needed if page >= live.request._work.device_pages]
+                needed = [page for page in needed if page >= live.work.device_pages]
             for block in needed:
                 slot = held.running if self._rolls(held) else held.slots[block]
                 found = peek(self.device, group, slot)
@@ -107,15 +108,24 @@ class Rig(Interrupted):
     ) -> Live:
         """Starts a request; its hit is looked at once it runs."""
         prompt = np.array(tokens, np.int32)
+        room = int(str(more.get("new_tokens", 0)))
+
+        def start() -> Live:
+            request = self.cache.admit(prompt, namespace=namespace, **more)
+            return Live(request, namespace, self.cache.namespace(namespace))
+
+        return self._start(start, len(tokens) + room, more)
+
+    def _start(self, start: Callable[[], Live], tokens: int, more: dict[str, object]) -> Live:
+        """Admits, with slots of the engine's for so many tokens where they are the engine's."""
         rows: list[list[int]] = []
         if self.own:
-            rows = self._take(-(-(len(tokens) + int(str(more.get("new_tokens", 0)))) // self._page))
+            rows = self._take(-(-tokens // self._page))
             if self._borrows:
                 rows = [self._sparse(group, row) for group, row in enumerate(rows)]
             more["slots"] = rows
         try:
-            name = self.cache.namespace(namespace)
-            live = Live(self.cache.admit(prompt, namespace=namespace, **more), namespace, name)
+            live = start()
         except CacheError:
             for free, row in zip(self.own, rows, strict=False):
                 free += row
@@ -129,19 +139,20 @@ class Rig(Interrupted):
     def _look(self) -> None:
         page = self.cache.page_tokens
         for live in self.live:
-            for group, held in enumerate(live.request._work.held):
+            for group, held in enumerate(live.work.held):
                 for slot in (*held.slots.tolist(), *held.private().tolist()):
                     assert (group, slot) not in self._fenced, "a fenced slot was given out"
             if live.request.ready and not live.checked:
                 live.checked = True
                 live.told = live.request.hit_tokens
                 pages = live.written = live.told // page
-                assert pages <= (live.request._work.prompt_tokens - 1) // page
+                assert pages <= (live.work.prompt_tokens - 1) // page
                 self.read(live, pages, "hit")
                 tokens = live.request.tokens()
                 if pages:
-                    heard = live.name, tuple(tokens[: pages * page].tolist())
-                    assert heard in self.known, "unheard"
+                    assert (live.name, tuple(tokens[: pages * page].tolist())) in self.known, (
+                        "unheard"
+                    )
 
     def compute(self, live: Live, upto: int, fence: object = None) -> None:
         """The first ``upto`` tokens are computed: written now, or just before the fence passes."""
@@ -176,8 +187,35 @@ class Rig(Interrupted):
                 live.aside = [item for item in live.aside if item[1:] != (names.index(name), slot)]
                 live.aside.append((stop // page, names.index(name), slot))
 
-    def watch(self, live: Live, fence: object) -> list[list[int]]:
-        """Up to the fence the engine's kernels may read its pages; which slots are private."""
+    def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
+        """Ends a request. Up to the fence the engine's kernels may read its pages."""
+        call = live.request.abort if abort else live.request.finish
+        if live in self.parked:
+            self.parked.remove(live)
+            call(fence=fence, **more)
+            return
+        self._leave(live, fence, lambda: call(fence=fence, **more))
+
+    def preempt(self, live: Live, fence: object = None) -> None:
+        """Takes its slots away, as ``end`` does."""
+        self._leave(live, fence, lambda: live.request.preempt(fence=fence))
+        self.parked.append(live)
+
+    def resume(self, live: Live) -> Live:
+        """Admits a preempted request again; raises as ``admit``."""
+        more: dict[str, object] = {}
+
+        def start() -> Live:
+            live.request.resume(**more)
+            return Live(live.request, live.namespace, live.name)
+
+        work = live.work
+        tokens = max(len(live.request), work.prompt_tokens + work.terms.new)
+        again = self._start(start, tokens, more)
+        self.parked.remove(live)
+        return again
+
+    def _leave(self, live: Live, fence: object, call: Callable[[], None]) -> None:
         work = live.work
         last = max(work.shared, live.told // self.cache.page_tokens)
         private = [
@@ -185,39 +223,30 @@ class Rig(Interrupted):
             for held in work.held
         ]
         if fence is not None and live.checked:
-            before = []
-            for group, held in enumerate(work.held):
-                wanted = self.expected(live.name, live.request.tokens(), group)
-                first = held.rule.first_page(work.shared)
-                ahead = held.rule.lookahead_pages
-                for block in range(first, 0 if self._rolls(held) else work.shared - ahead):
-                    if held.slots[block] >= 0 and not (held.own[block] or self._borrows):
-                        before.append((group, held.slots[block], wanted[block + ahead]))
-
-            def reader() -> None:
-                for group, slot, content in before if self.device is not None else ():
-                    found = peek(self.device, group, slot)
-                    assert np.array_equal(found, content), "read after reuse"
-
-            self._later.append((fence, reader))
-        return private
-
-    def fenced(self, private: list[list[int]], fence: object) -> None:
-        """These slots are given to nobody before the fence."""
+            self._reads_until(live, fence)
+        call()
+        self.live.remove(live)
+        live.fence = fence
         if fence is not None and not self._borrows:
             for group, slots in enumerate(private):
                 self._fenced.update(((group, slot), fence) for slot in slots if slot >= 0)
 
-    def end(self, live: Live, *, abort: bool = False, fence: object = None, **more: int) -> None:
-        """Ends a request."""
-        private = self.watch(live, fence)
-        if abort:
-            live.request.abort(fence=fence)
-        else:
-            live.request.finish(fence=fence, **more)
-        self.live.remove(live)
-        live.fence = fence
-        self.fenced(private, fence)
+    def _reads_until(self, live: Live, fence: object) -> None:
+        work, before = live.work, []
+        for group, held in enumerate(work.held):
+            wanted = self.blocks(live.name, live.request.tokens(), group)
+            first = held.rule.first_page(work.shared)
+            ahead = held.rule.lookahead_pages
+            for block in range(first, 0 if self._rolls(held) else work.shared - ahead):
+                if held.slots[block] >= 0 and not (held.own[block] or self._borrows):
+                    before.append((group, held.slots[block], wanted[block + ahead]))
+
+        def reader() -> None:
+            for group, slot, content in before if self.device is not None else ():
+                found = peek(self.device, group, slot)
+                assert np.array_equal(found, content), "read after reuse"
+
+        self._later.append((fence, reader))
 
     def serve(self, tokens: Sequence[int], namespace: Namespace | None = None) -> Live:
         """A whole request: admitted, loaded, computed, finished, and everything settled."""
@@ -297,12 +326,14 @@ class Rig(Interrupted):
     def _hear(self, event: Event) -> None:
         if isinstance(event, RequestEvent):
             seen = self.states.setdefault(event.request, [])
+            parts = [at for at, old in enumerate(seen) if old is RequestState.PREEMPTED]
+            since = seen[parts[-1] + 1 :] if parts else seen
             if event.state is RequestState.PREEMPTED:
-                assert seen and seen[-1] in ORDER[:2], "preempted, and did not load or run"
-                seen.clear()
-                return
-            assert event.state not in seen, "a state was told twice (I30)"
-            assert not seen or ORDER.index(seen[-1]) < ORDER.index(event.state), "order (I30)"
+                assert since and since[-1] in ORDER[:2], "preempted while it held nothing (I30)"
+            else:
+                assert event.state not in since, "a state was told twice (I30)"
+                assert not since or ORDER.index(since[-1]) < ORDER.index(event.state), "order (I30)"
+                assert since or not parts or event.state in (ORDER[0], ORDER[2]), "order (I30)"
             seen.append(event.state)
         elif isinstance(event, BlocksStored):
             above = (event.tier, event.group, event.parent)
@@ -376,10 +407,8 @@ class Rig(Interrupted):
         for tier in self.cache.tiers:
             if tier.mode is not TierMode.ON:
                 self.cache.set_mode(tier.name, TierMode.ON)
-        for live in list(self.live):
+        for live in [*self.live, *self.parked]:
             self.end(live, abort=True)
-        for live in list(self.paused):
-            self.drop(live)
         for point in list(self.points):
             self.pass_point(point)
         self.pass_step()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from radix.cache import PrefixCache
 from radix.errors import CapacityError
@@ -35,20 +34,18 @@ class Live:
 
     request: Request
     namespace: Namespace | None
-    name: bytes = b""  # of the namespace, as it was at its admission
+    name: bytes = b""  # of its namespace, as the cache told it at admission
     told: int = 0
     written: int = 0
     fence: object = None  # of its end
     checked: bool = False
     # snapshots whose kernel has not run: length in pages, group, slot
     aside: list[tuple[int, int, int]] = field(default_factory=list)
-    past: Work | None = None  # where its kernels write, once it was preempted
     stale: bool = False  # of an older epoch: nothing that it computes may be found
 
-    @property
-    def work(self) -> Work:
-        """What the cache holds of it."""
-        return self.past or self.request._work
+    def __post_init__(self) -> None:
+        """One admission, one of these: a request that is resumed gets another."""
+        self.work: Work = self.request._work
 
 
 class OwnSlots:
@@ -56,7 +53,7 @@ class OwnSlots:
 
     cache: PrefixCache
     own: list[list[int]]
-    lent: list[tuple[Any, list[list[int]]]]  # whose they are, and by group
+    lent: list[tuple[Live, list[list[int]]]]
     step: int
 
     @property
@@ -102,7 +99,7 @@ class OwnSlots:
         ]
         for item in list(self.lent):
             live, rows = item
-            if live.request.state is RequestState.RELEASED and self._over(live.fence):
+            if live.work.state is RequestState.RELEASED and self._over(live.fence):
                 assert not any(loan.intersection(rows[group]) for group, loan in loans)
                 self.lent.remove(item)
                 for free, row in zip(self.own, rows, strict=True):
@@ -120,7 +117,7 @@ class OwnSlots:
 
     def append(self, live: Live, tokens: Sequence[int]) -> None:
         """Sampled tokens; where the slots are the engine's it adds some first."""
-        need = -(-(len(live.request) + len(tokens)) // self._page) - live.request._work.pages
+        need = -(-(len(live.request) + len(tokens)) // self._page) - live.work.pages
         if self.own and need > 0:
             rows = self._take(need)
             if self.cache.ownership is Ownership.SHARED:
