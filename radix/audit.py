@@ -25,7 +25,7 @@ def check_slots(
     owned = _of_the_tree(residency, roots)
     for job in transfers.jobs.values():
         move = job.move
-        if move.target > 0 or (move.target == 0 and not requests.placed):
+        if move.target > 0 or (move.target == 0 and (job.late or not requests.placed)):
             slots = job.lower_slots if job.storing else job.upper_slots
             _claim(owned[move.target, move.group], slots.tolist(), f"job {job.number}")
     if requests.placed:
@@ -66,7 +66,7 @@ def _ends_of_jobs(
                 owner = owned[move.source, move.group].get(slot, "nobody")
                 if not owner.startswith("the "):
                     raise InvariantError("I22", f"{who} reads slot {slot}, which is of {owner}")
-        if move.target == 0 and requests.placed:
+        if move.target == 0 and requests.placed and not job.late:
             for slot in job.upper_slots.tolist():
                 owner = owned[0, move.group].get(slot, "nobody")
                 if owner != f"request {job.owner}":

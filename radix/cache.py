@@ -46,6 +46,7 @@ from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import check_policy
 from radix.policy.limits import Limits, check_writes
+from radix.prefetching import Prefetches
 from radix.prompts import Prompts
 from radix.request import Request
 from radix.requests import Requests
@@ -163,6 +164,7 @@ class PrefixCache(Serving, Traffic):
             lambda: self.fences.step,
         )
         self._back = WriteBack(self.transfers, bounds, enabled=write == "write_back")
+        self._ahead = Prefetches(self.transfers)
         self.requests = Requests(
             self.residency,
             self.transfers,
@@ -269,8 +271,9 @@ class PrefixCache(Serving, Traffic):
         """
         with self.gate:
             self._drain()
-            self.transfers.poll(self.requests.ended)
+            self.transfers.poll(self._ended)
             self.requests.run()
+            self._ahead.run()
             self._back.run()
             events = self._events[:]
             self._events.clear()

@@ -29,8 +29,12 @@ class Facade:
             for each in self.opened:
                 if each.name == tier:
                     each.set_mode(mode)
+                    self._switched(each, mode)
                     return
             raise ValueError(f"tier {tier!r} is not one of {[t.name for t in self.opened]}")
+
+    def _switched(self, tier: Tier, mode: TierMode) -> None:
+        """The owner asked for a mode: nobody may undo it later."""
 
     def counters(self) -> Mapping[str, int]:
         """Every counter by its dotted name, sorted."""

@@ -406,7 +406,7 @@ class FlatTransfers(Jobs[FlatMove]):
         if climb.rows is not None and target < 0:
             upper = climb.rows[index]
         else:
-            upper = self._fitting(target, group, len(index))
+            upper = self.fitting(target, group, len(index))
             index = index[: len(upper)]
         if not len(index):
             return

@@ -14,13 +14,30 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from radix.errors import CapacityError, InvariantError, TierError, TierFullError
+from radix.errors import (
+    CapacityError,
+    CorruptBlockError,
+    InvariantError,
+    TierError,
+    TierFullError,
+)
 from radix.events import Event, TierEvent, TransferEvent
+from radix.policy.breaker import Breakers
 from radix.policy.limits import Limits, Moment
 from radix.residency import Residency
-from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, View
+from radix.tier import (
+    Records,
+    Slots,
+    Tier,
+    TierMode,
+    Transfer,
+    TransferDone,
+    Urgency,
+    View,
+)
 
 Key = bytes
+NOBODY = 0  # the owner of what nobody waits for
 TURN_S = 0.001  # between looks at one tier while several are waited for
 Place = tuple[int, ...]  # where a key can land once: tier, group and what else tells keys apart
 
@@ -68,12 +85,20 @@ class Job(Generic[M]):
     unpin: Callable[[], None]
     part: View | None = None
     by_layer: bool = False
+    since: Moment = Moment(0, 0, 0)
+    cancelled: bool = False
+    late: bool = False  # given up by who waited for it: its slots are its own until it ends
     done: TransferDone | None = None  # its acknowledgement, while it is acted upon
 
     @property
     def storing(self) -> bool:
         """Down, not up."""
         return self.move.target > self.move.source
+
+    @property
+    def lower(self) -> int:
+        """The number of the tier that moves the bytes."""
+        return max(self.move.source, self.move.target)
 
 
 class Jobs(ABC, Generic[M]):
@@ -110,6 +135,7 @@ class Jobs(ABC, Generic[M]):
         self._landing: dict[Place, dict[Key, int]] = {}
         self._last_mode = [tier.mode for tier in self.tiers]
         self._inbox: list[TransferDone] = []  # acknowledged, not yet acted upon
+        self.breakers = Breakers(self.tiers, self.limits.breaker, residency.metrics)
 
     def now(self) -> Moment:
         """Where the owner is, for deadlines."""
@@ -153,11 +179,11 @@ class Jobs(ABC, Generic[M]):
 
     def _room(self, target: int, group: int, blocks: int) -> Slots:
         """As many slots of a lower tier as fit; what finds none is declined and counted."""
-        slots = self._fitting(target, group, blocks)
+        slots = self.fitting(target, group, blocks)
         self.count("declined", target, group, blocks - len(slots))
         return slots
 
-    def _fitting(self, tier: int, group: int, blocks: int) -> Slots:
+    def fitting(self, tier: int, group: int, blocks: int) -> Slots:
         """As many slots as fit, ``blocks`` at most."""
         fits = blocks
         while fits:
@@ -179,6 +205,7 @@ class Jobs(ABC, Generic[M]):
     ) -> Job[M]:
         """Enters a job whose pin was taken."""
         job = Job(self._next, move, upper, lower, keys, owner, self._clock(), unpin)
+        job.since = self.now()
         self._next += 1
         self.jobs[job.number] = job
         self.outstanding[owner] = self.outstanding.get(owner, 0) + 1
@@ -206,6 +233,8 @@ class Jobs(ABC, Generic[M]):
         try:
             if upper is None:
                 raise TierError(tier.name, "has no tier above it to copy from")
+            if self.crowded(move.target, self.limits.stores, storing=True, besides=1):
+                raise TierFullError(tier.name, "as many stores as may run do", retryable=True)
             records = self._records(move) if tier.capability.persistent else None
             tier.store(self._transfer(job, Urgency.STORE, records), upper)
         except TierError as error:
@@ -213,6 +242,7 @@ class Jobs(ABC, Generic[M]):
             tier.abort(move.group, job.lower_slots)
             if isinstance(error, TierFullError) and error.retryable:
                 return False
+            self._refused(move.target, tier, storing=True)
             self.count("declined", move.target, move.group, move.blocks)
         except BaseException:
             self._end(job)
@@ -231,14 +261,28 @@ class Jobs(ABC, Generic[M]):
             if upper is None:
                 raise TierError(tier.name, "has no tier above it to copy to")
             tier.load(self._transfer(job, urgency, None), upper)
-        except TierError:
+        except TierError as error:
             self._end(job)
+            if not (isinstance(error, TierFullError) and error.retryable):
+                self._refused(move.source, tier, storing=False)
             self.count("refused", move.source, move.group, move.blocks, "load")
             return False
         except BaseException:
             self._end(job)
             raise
         return True
+
+    def _refused(self, number: int, tier: Tier, *, storing: bool) -> None:
+        """A tier that should have begun a transfer could not."""
+        if tier.mode is TierMode.ON:
+            self.breakers.ended(number, storing=storing, good=False)
+
+    def crowded(self, tier: int, most: int | None, *, storing: bool, besides: int = 0) -> bool:
+        """Whether ``most`` stores, or loads, of a tier are under way, ``besides`` not counted."""
+        if most is None:
+            return False
+        running = sum(job.lower == tier and job.storing == storing for job in self.jobs.values())
+        return running - besides >= most
 
     @staticmethod
     def _transfer(job: Job[M], urgency: Urgency, records: Records | None) -> Transfer:
@@ -254,11 +298,28 @@ class Jobs(ABC, Generic[M]):
         )
 
     # ------------------------------------------------------------ end
+    def cancel(self, job: Job[M]) -> None:
+        """Skips what has not begun of a load; its end still comes."""
+        job.cancelled = True
+        self.tiers[job.lower].cancel(job.number)
+
+    def disown(self, job: Job[M]) -> None:
+        """Nobody waits for a load any more: its slots above are its own until it ends, and its keys
+        may be loaded again.
+        """
+        self._settle(job.owner)
+        job.owner, job.late = NOBODY, True
+        self.outstanding[NOBODY] = self.outstanding.get(NOBODY, 0) + 1
+        self._landed(self._place(job.move), job.keys, job.number)
+
+    def _settle(self, owner: int) -> None:
+        left = self.outstanding.pop(owner) - 1
+        if left:
+            self.outstanding[owner] = left
+
     def _end(self, job: Job[M]) -> None:
         del self.jobs[job.number]
-        left = self.outstanding.pop(job.owner) - 1
-        if left:
-            self.outstanding[job.owner] = left
+        self._settle(job.owner)
         self._landed(self._place(job.move), job.keys, job.number)
         job.unpin()
 
@@ -300,6 +361,7 @@ class Jobs(ABC, Generic[M]):
                 arrived = placed
             ended(job, arrived)
             self._end(job)
+        self.breakers.run(self.now())
         for number, tier in enumerate(self.tiers):
             if tier.mode is not self._last_mode[number]:
                 self._last_mode[number] = tier.mode
@@ -312,7 +374,7 @@ class Jobs(ABC, Generic[M]):
         for number, job in self.jobs.items():
             owners[job.owner] = owners.get(job.owner, 0) + 1
             place = self._place(job.move)
-            for key in job.keys:
+            for key in job.keys if not job.late else ():
                 if (place, key) in landing and job.storing:
                     raise InvariantError("I22", f"job {number} writes a key that another writes")
                 landing[place, key] = number
@@ -342,6 +404,9 @@ class Jobs(ABC, Generic[M]):
         self.count("verified", lower, move.group, done.verified_blocks, stage)
         self.count("failed", lower, move.group, move.blocks - good, stage)
         self.count("corrupt", lower, move.group, int(done.corrupt.sum()), stage)
+        harmless = job.cancelled or isinstance(done.error, CorruptBlockError)
+        if good == move.blocks or not harmless:
+            self.breakers.ended(lower, storing=job.storing, good=good == move.blocks)
         self._events.append(
             TransferEvent(
                 job=job.number,

@@ -246,6 +246,8 @@ class Loading:
         end of what others move is waited for.
         """
         target, held = tier - 1, work.held[group]
+        if self.transfers.crowded(tier, self.transfers.limits.loads, storing=False):
+            return True
         standing = pages + held.rule.lookahead_pages
         direct = target == self.top
         if direct:
@@ -335,6 +337,22 @@ class Loading:
             first = int(np.flatnonzero(lost)[0])
             corrupt = job.done is not None and bool(job.done.corrupt[first])
             self.shorten(work, int(pages[first]), "corrupt" if corrupt else "load failed")
+
+    def gave_up(self, work: Work, job: Job) -> None:
+        """A load of this request is late: the slots that it writes are its own from now on, and
+        what it was to bring does not come.
+        """
+        held = work.held[job.move.group]
+        pages = job.move.pages - held.rule.lookahead_pages
+        if job.move.target == self.top and held.rule.per_position:
+            held.running = NO_SLOT
+        elif job.move.target == self.top:
+            mine = pages[held.own[pages]]
+            held.slots[mine], held.own[mine] = NO_SLOT, False
+        if job.move.target == self.top:
+            held.coming[pages[pages < len(held.coming)]] = False
+        if work.state is RequestState.LOADING:
+            self.shorten(work, int(pages[0]), "load late")
 
     def shorten(self, work: Work, page: int, reason: str) -> None:
         """What ends with ``page`` does not come: the hit becomes the greatest length without it
@@ -437,7 +455,7 @@ class Loading:
         """Skips what has not begun; each job is still acknowledged."""
         for job in list(self.transfers.jobs.values()):
             if job.owner == work.hop and not job.storing:
-                self.residency.tiers[job.move.source].cancel(job.number)
+                self.transfers.cancel(job)
 
 
 def _reach(mask: Mask) -> int:

@@ -44,7 +44,7 @@ from radix.namespaces import Namespaces
 from radix.ownership import Ownership
 from radix.policy.eviction import check_policy
 from radix.reservations import Reservations
-from radix.tier import Restored, Slots, Tier, Urgency
+from radix.tier import Restored, Slots, Tier, TierMode, Urgency
 from radix.tree import TreeCore
 
 __all__ = ["Fetch", "FetchState", "FlatLease", "FlatStore", "Reservation", "hash_keys"]
@@ -438,6 +438,9 @@ class FlatStore(Facade):
             for tier in self.tiers:
                 tier.flush()
         return events
+
+    def _switched(self, tier: Tier, mode: TierMode) -> None:
+        self.transfers.breakers.asked(tier, mode)
 
     def check(self) -> None:
         """Walks every invariant of tree, tiers and transfers, and that each slot in use has one

@@ -4,19 +4,33 @@ move. Keeps no invariant of its own.
 
 from __future__ import annotations
 
-from radix.arguments import count_of
+import numpy as np
+import numpy.typing as npt
+
+from radix.arguments import at_least_one, count_of, prompt_of
 from radix.events import Event
 from radix.facade import Facade
-from radix.tier import Slots
-from radix.transfers import Transfers
+from radix.keys import Namespace
+from radix.plan import Cursor
+from radix.prefetching import Prefetch, Prefetches
+from radix.prompts import Prompts
+from radix.requests import Requests
+from radix.tier import Slots, Tier, TierMode
+from radix.transfers import Job, Transfers
 from radix.writeback import Room, WriteBack
 
 
 class Traffic(Facade):
-    """The part of a cache that is about moves. Ask: ``borrowed``, ``room``. Run: ``flush``."""
+    """The part of a cache that is about moves. Ahead: ``prefetch``. Ask: ``borrowed``, ``room``.
+    Run: ``flush``.
+    """
 
+    page_tokens: int
     transfers: Transfers
+    requests: Requests
+    _prompts: Prompts
     _back: WriteBack
+    _ahead: Prefetches
 
     def poll(self) -> list[Event]:
         """Takes completions; the events since the last call."""
@@ -25,6 +39,39 @@ class Traffic(Facade):
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until there is something to poll, or the time is over."""
         raise NotImplementedError
+
+    def _switched(self, tier: Tier, mode: TierMode) -> None:
+        self.transfers.breakers.asked(tier, mode)
+
+    def prefetch(
+        self,
+        tokens: object,
+        *,
+        namespace: Namespace | None = None,
+        leave: int = 1,
+        content: object = None,
+    ) -> Prefetch:
+        """Brings what a prompt hits in lower tiers to the tier below the device, ahead of its
+        admission: behind demand loads, within ``Limits.prefetch_blocks``, as far as each block
+        comes at once. Nothing is taken where nothing lies lower. Arguments as in ``admit``; never
+        raises for want of room: what is not brought is loaded, or computed, later. Cost: the
+        prompt.
+        """
+        prompt = prompt_of(tokens)
+        left = at_least_one("leave", leave)
+        with self.gate:
+            asked = self._prompts.of(prompt, namespace, content)
+            match = self._prompts.match(asked, left)
+            at = Cursor(asked.root, match.node, match.structural_pages)
+            item = self._ahead.start(at, match.hit_pages)
+            hit = match.hit_pages * self.page_tokens
+            return Prefetch(self.gate, item, self._ahead.release, hit)
+
+    def _ended(self, job: Job, arrived: npt.NDArray[np.bool_]) -> None:
+        """A transfer ended, while its pin stands."""
+        self.requests.ended(job, arrived)
+        if job.owner < 0:
+            self._ahead.ended(job, arrived)
 
     def borrowed(self) -> dict[int, Slots]:
         """The ledger of loans: job to the engine's slots that it reads or writes now (borrowed)."""
@@ -52,17 +99,21 @@ class Traffic(Facade):
         """
         events = self.poll()
         refused = self._all_down()
-        while self.transfers.jobs or refused:
-            under_way = len(self.transfers.jobs)
+        while self._under_way() or refused:
+            under_way = self._under_way()
             self._flush_tiers()
             self.wait()
             events += self.poll()
             again = self._all_down()
-            if refused and again and not under_way and not self.transfers.jobs:
+            if refused and again and not under_way and not self._under_way():
                 break  # nothing moves, so nothing makes room either
             refused = again
         self._flush_tiers()
         return events
+
+    def _under_way(self) -> bool:
+        """Whether something moves that somebody waits for; what is late may never end."""
+        return any(not job.late for job in self.transfers.jobs.values())
 
     def _all_down(self) -> bool:
         with self.gate:

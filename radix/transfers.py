@@ -251,6 +251,8 @@ class Transfers(Jobs[Move]):
         for index in np.flatnonzero(done.corrupt).tolist():
             self._drop(job, int(move.pages[index]), int(job.lower_slots[index]))
         if move.target == (0 if self.borrowed is None else -1):
+            if job.late:
+                self.tiers[0].abort(move.group, job.upper_slots)
             return done.good  # slots of the device are the request's: it attaches them, or lent
         arrived = done.good.copy()
         for lo, hi in self._runs(move.pages, done.good):
@@ -280,6 +282,28 @@ class Transfers(Jobs[Move]):
             if (job.move.source, job.move.group) == (tier, group)
             and slot in (job.upper_slots if job.storing else job.lower_slots)
         }
+
+    def expire(self) -> list[tuple[int, Job]]:
+        """Loads whose deadline has passed are given up: whose they were, and they. They go on owning
+        what they write until they end, if ever; slots that the engine lent stay on loan.
+        """
+        bound, now = self.limits.load_deadline, self.now()
+        if bound.endless:
+            return []
+        late = [
+            job
+            for job in self.jobs.values()
+            if not (job.storing or job.cancelled) and bound.over(job.since, now)
+        ]
+        given_up: list[tuple[int, Job]] = []
+        for job in late:
+            self.cancel(job)
+            self.count("late", job.move.source, job.move.group, job.move.blocks, "load")
+            self.breakers.ended(job.move.source, storing=False, good=False)
+            if job.move.target >= 0:
+                given_up.append((job.owner, job))
+                self.disown(job)
+        return given_up
 
     def draining(self, tier: int) -> bool:
         """Whether copies out of a tier are under way, at the end of which blocks may go."""

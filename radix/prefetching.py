@@ -1,0 +1,269 @@
+"""Prefetches: a hit of lower tiers is brought to the tier below the device before the request is
+admitted, so that its loads are short. They hold a bounded part of that tier, run behind demand
+loads, can be cancelled at any moment and try nothing twice. Keeps I22 for what they move, and that
+nothing is taken for a prompt that has no hit (C83-C86).
+
+    start --> WAITING --(budget)--> RUNNING --(all settled)--> DONE --(release, deadline)--> over
+                 \\--------------- cancel ------------------------------------------------/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.gate import Gate
+from radix.groups import Rule
+from radix.lifecycle import Held
+from radix.plan import Cursor, Move, Pages
+from radix.policy.limits import Moment
+from radix.residency import Residency
+from radix.tier import TierMode, Urgency
+from radix.transfers import Job, Transfers
+from radix.tree import NO_SLOT
+
+MOST_WAITING = 256
+MOST_BLOCKS = 64  # in one transfer, so that a cancelled one is over soon
+Mask = npt.NDArray[np.bool_]
+
+
+class PrefetchState(Enum):
+    """WAITING for its budget, RUNNING, DONE (what came is pinned), OVER (nothing is)."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What the cache knows of one prefetch; by group, ``left``: pages, as the tree counts, that are
+    still to go up; ``share``: blocks of the budget.
+    """
+
+    number: int
+    end: Cursor
+    lease: int
+    left: list[Pages]
+    share: list[int]
+    since: Moment
+    state: PrefetchState = PrefetchState.WAITING
+
+
+class Prefetches:
+    """All prefetches of one cache. ``start``, ``release``; ``ended`` for each of their transfers;
+    ``run`` once a poll. Ask: ``held``.
+    """
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._residency: Residency = transfers.residency
+        self._limits = transfers.limits
+        self.goal = 1 if transfers.borrowed is None else 0
+        self._next = 1
+        self.open: dict[int, Ahead] = {}
+
+    def start(self, at: Cursor, hit: int) -> Ahead:
+        """Begins with a hit of ``hit`` pages on the path to ``at``; takes nothing where it has
+        nothing in the lower tiers. Cost: the pages.
+        """
+        tree = self._residency.tree
+        ahead = max((rule.lookahead_pages for rule in self._residency.rules), default=0)
+        lease, node, pages = tree.lease(at._replace(pages=min(hit + ahead, at.pages)))
+        end = Cursor(at.root, node, pages)
+        left = [
+            self._away(end, group, rule, hit) if hit else np.empty(0, np.int64)
+            for group, rule in enumerate(self._residency.rules)
+        ]
+        share = [len(pages) for pages in left]
+        item = Ahead(self._next, end, lease, left, share, self._transfers.now())
+        self._next += 1
+        self.open[item.number] = item
+        if not any(share):
+            self._finish(item)
+        elif sum(each.state is PrefetchState.WAITING for each in self.open.values()) > MOST_WAITING:
+            self._count("declined", 1)
+            self.release(item)
+        else:
+            self.run()
+        return item
+
+    def _away(self, end: Cursor, group: int, rule: Rule, hit: int) -> Pages:
+        """The entries that the hit needs of a group and that lie below the goal, as many as the
+        budget ever allows.
+        """
+        wanted = Held.empty(rule, hit, hit, reuses=False).wanted(hit) + rule.lookahead_pages
+        wanted = wanted[wanted < end.pages]
+        if not len(wanted):
+            return wanted
+        there = self._source(end, group, wanted) > self.goal
+        return wanted[there][: self.budget(group)]
+
+    def _source(self, end: Cursor, group: int, pages: Pages) -> npt.NDArray[np.int8]:
+        """The uppermost readable tier that holds each page; -1 where none does."""
+        source = np.full(len(pages), -1, np.int8)
+        first, count = int(pages[0]), int(pages[-1] - pages[0]) + 1
+        for tier in reversed(range(len(self._residency.tiers))):
+            if self._residency.tiers[tier].mode is not TierMode.OFF:
+                have = self._residency.slots(end, group, tier, first, count)
+                source[have[pages - first] != NO_SLOT] = tier
+        return source
+
+    def budget(self, group: int) -> int:
+        """Blocks of a group that prefetches may hold in their tier at once."""
+        if self.goal >= len(self._residency.tiers):
+            return 0
+        capacity = self._residency.tiers[self.goal].capacity_blocks(group)
+        most = self._limits.prefetch_blocks
+        return capacity // 2 if most is None else min(most, capacity)
+
+    def held(self, group: int) -> int:
+        """Blocks of the budget that are taken."""
+        return sum(
+            item.share[group]
+            for item in self.open.values()
+            if item.state in (PrefetchState.RUNNING, PrefetchState.DONE)
+        )
+
+    # ------------------------------------------------------------ going on
+    def run(self) -> None:
+        """Starts those that have their budget, in order of age; moves what can move; ends those
+        whose time is over. Cost: what is open.
+        """
+        now, blocked = self._transfers.now(), False
+        for item in list(self.open.values()):
+            if self._limits.prefetch_deadline.over(item.since, now):
+                self._count("expired", 1)
+                self.release(item)
+            elif item.state is PrefetchState.WAITING:
+                blocked = blocked or not self._fits(item)
+                if not blocked:
+                    item.state = PrefetchState.RUNNING
+            if item.state is PrefetchState.RUNNING:
+                self._advance(item)
+
+    def _fits(self, item: Ahead) -> bool:
+        return all(
+            not share or self.held(group) + share <= self.budget(group)
+            for group, share in enumerate(item.share)
+        )
+
+    def _advance(self, item: Ahead) -> None:
+        for group, pages in enumerate(item.left):
+            if len(pages):
+                item.left[group] = self._climb(item, group, pages)
+        busy = -item.number in self._transfers.outstanding
+        if not busy and not any(len(pages) for pages in item.left):
+            self._finish(item)
+
+    def _climb(self, item: Ahead, group: int, pages: Pages) -> Pages:
+        """Starts what can start; the pages that have to wait."""
+        source = self._source(item.end, group, pages)
+        later: list[Pages] = []
+        for tier in range(self.goal + 1, len(self._residency.tiers)):
+            these = pages[source == tier]
+            if len(these):
+                coming = self._transfers.landing(item.end, tier - 1, group, these)
+                these = these[~coming]  # somebody brings them
+            while len(these):
+                if self._crowded(tier):
+                    later.append(these)
+                    break
+                sent = self._load(item, group, tier, these[:MOST_BLOCKS])
+                these = these[sent:] if sent else these[MOST_BLOCKS:]
+        return np.sort(np.concatenate(later)) if later else np.empty(0, np.int64)
+
+    def _crowded(self, tier: int) -> bool:
+        most = self._limits.prefetches
+        jobs = self._transfers.jobs.values()
+        return most is not None and sum(job.owner < 0 and job.lower == tier for job in jobs) >= most
+
+    def _load(self, item: Ahead, group: int, tier: int, pages: Pages) -> int:
+        """Starts one transfer one tier up; of how many pages. What finds no room, or is refused,
+        does not come.
+        """
+        slots = self._transfers.fitting(tier - 1, group, len(pages))
+        if not len(slots):
+            return 0
+        move = Move(item.end, group, tier, tier - 1, pages[: len(slots)])
+        owner = -item.number
+        if self._transfers.load(move, slots, owner, Urgency.PREFETCH) is None:
+            self._residency.tiers[tier - 1].abort(group, slots)
+            return 0
+        return len(slots)
+
+    def ended(self, job: Job, arrived: Mask) -> None:
+        """One of their transfers ended, while its pin stands."""
+        item = self.open.get(-job.owner)
+        if item is None or item.state is not PrefetchState.RUNNING:
+            return
+        came = job.move.pages[arrived]
+        if job.move.target > self.goal and len(came):
+            group = job.move.group
+            item.left[group] = np.union1d(item.left[group], came).astype(np.int64)
+        elif len(came):
+            self._count("blocks", len(came))
+
+    # ------------------------------------------------------------ the end
+    def _finish(self, item: Ahead) -> None:
+        item.state = PrefetchState.DONE
+        if not any(item.share):
+            self.release(item)
+
+    def release(self, item: Ahead) -> None:
+        """Gives up what it pins and cancels what it moves. Idempotent."""
+        if item.state is PrefetchState.OVER:
+            return
+        done, item.state = item.state is PrefetchState.DONE, PrefetchState.OVER
+        del self.open[item.number]
+        for job in list(self._transfers.jobs.values()):
+            if job.owner == -item.number:
+                self._transfers.cancel(job)
+        self._residency.tree.release(item.lease, stamp=done and any(item.share))
+
+    def _count(self, what: str, count: int) -> None:
+        self._residency.metrics.add(("prefetch", what), count)
+
+
+class Prefetch:
+    """A prefetch that was asked for, from ``PrefixCache.prefetch`` on. What it brought stays pinned
+    until ``release``, the end of a ``with`` block, or its deadline; admit meanwhile.
+    """
+
+    __slots__ = ("_gate", "_item", "_release", "tokens")
+
+    def __init__(
+        self, gate: Gate, item: Ahead, release: Callable[[Ahead], None], tokens: int
+    ) -> None:
+        self._gate = gate
+        self._item = item
+        self._release = release
+        self.tokens = tokens
+
+    @property
+    def state(self) -> PrefetchState:
+        """Where it is; it goes on at each ``poll`` of the cache."""
+        return self._item.state
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it moves any more."""
+        return self._item.state in (PrefetchState.DONE, PrefetchState.OVER)
+
+    def release(self) -> None:
+        """Cancels what moves, unpins what came. Idempotent; nothing on a closed cache."""
+        if not self._gate.closed:
+            with self._gate:
+                self._release(self._item)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
