@@ -1,5 +1,5 @@
 """A tier that fails again and again is taken out, so that it costs nothing more, and tried again
-later; what the owner switches himself stays as he wants it (design section 8; issue 4, item 4; I33).
+later; what the owner switches himself stays as he wants it (design section 8; I33).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_tier_whose_loads_fail_is_off_until_it_is_tried_again() -> None:
     for number in range(3):
         rig.empty(0)
         assert host.mode is TierMode.ON, f"after {number} failures"
-        events = _serve(rig, PROMPT[:-1] + [number])
+        events = _serve(rig, [*PROMPT[:-1], number])
     assert host.mode is TierMode.OFF and _modes(events) == ["off"]
     assert rig.cache.metrics.get("tier", "taken out", "host") == 1
     rig.empty(0)
@@ -142,7 +142,7 @@ def test_mode_that_the_owner_asked_for_is_never_undone(mode: TierMode) -> None:
 
 
 def test_tier_that_went_off_by_itself_is_tried_again() -> None:
-    """A medium that failed says so by its mode; the cache tries it again as one that it took out."""
+    """A medium that failed says so by its mode; it is tried again as one that was taken out."""
     rig = build(below=(32,), limits=STEP)
     rig.serve(PROMPT)
     rig.ticks[0].set_mode(TierMode.OFF)
@@ -161,7 +161,7 @@ def test_late_loads_take_a_tier_out_as_failed_ones_do() -> None:
     rig.empty(0)
     rig.ticks[0].pace = 0.0
     for number in range(3):
-        live = rig.until_ready(rig.admit(PROMPT[:-1] + [number]))
+        live = rig.until_ready(rig.admit([*PROMPT[:-1], number]))
         rig.end(live, abort=True)
     for _ in range(3):
         rig.poll()

@@ -45,14 +45,13 @@ def test_load_that_never_ends_becomes_a_miss_at_its_deadline(unit: str) -> None:
     now = [0]
     rig = _on_host(_limits(**{unit: 10}), clock=lambda: now[0])
     live = rig.admit(PROMPT)
-    turn = 0
-    for turn in range(12):
-        if live.request.ready:
-            break
+    turns = 0
+    while not live.request.ready and turns < 12:
+        turns += 1
         now[0] += 1
         rig.pass_step()
         rig.poll()
-    assert live.request.ready and live.request.hit_tokens == 0 and turn >= 8
+    assert live.request.ready and live.request.hit_tokens == 0 and turns >= 8
     assert rig.cache.metrics.get("match", "miss", "load late") == 16
     assert rig.cache.metrics.get("load", "late", "host", "kv") == 4
     rig.compute(live, len(PROMPT))
