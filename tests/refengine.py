@@ -46,8 +46,9 @@ class Engine:
         self.rng = random.Random(world.seed + 1)
         self.forks: set[tuple[int, ...]] = set()  # where a branch left its checkpoint
         self.drafted: list[tuple[list[int], range]] = []  # sequences with accepted drafts
-        self._step = 0
+        self._step = self._quiet = self._ended = 0
         self._live: list[Iterator[bool]] = []
+        self._holding: list[Iterator[bool]] = []  # of those the admitted, the oldest first
         self.open()
 
     def open(self) -> None:
@@ -99,10 +100,14 @@ class Engine:
     def start(self, talk: Talk, ask: Ask) -> None:
         """Begins to serve a request; its answer then belongs to the conversation."""
         talk.busy += 1
-        self._live.append(self._serve(talk, ask))
+        box: list[Iterator[bool]] = []
+        box.append(self._serve(talk, ask, box))
+        self._live += box
 
     def turn(self) -> None:
-        """Lets one request go on. Where none can it waits for the tiers, then retracts one."""
+        """Lets one request go on. Where none can it waits for the tiers, then retracts one: the
+        last admitted, until another has ended (R7).
+        """
         order = self.rng.sample(self._live, len(self._live))
         for one in order:
             if self._resume(one):
@@ -114,17 +119,16 @@ class Engine:
         self.cache.poll()
         if self._quiet > PATIENCE:
             raise AssertionError("no request goes on")
-        if self._quiet % 20 == 19 and len(self._live) > 1:
+        if self._quiet % 20 == 19 and len(self._holding) > 1:
             self.served.retracted += 1
-            self._live[-1].throw(Retracted())
-
-    _quiet = 0
+            self._holding[-1].throw(Retracted())
 
     def _resume(self, one: Iterator[bool]) -> bool:
         try:
             return next(one)
         except StopIteration:
             self._live.remove(one)
+            self._ended += 1
             self.cache.check()
             return True
 
@@ -152,20 +156,23 @@ class Engine:
         return self._step if self.world.fences else None
 
     # ------------------------------------------------------------ one request
-    def _serve(self, talk: Talk, ask: Ask) -> Iterator[bool]:
+    def _serve(self, talk: Talk, ask: Ask, itself: list[Iterator[bool]]) -> Iterator[bool]:
         """Yields whether it went on."""
         self.served.requests += 1
         done = False
         while not done:
-            request = None
+            while (request := self._admit(ask)) is None:
+                yield False
+            self._holding += itself
             try:
-                while (request := self._admit(ask)) is None:
-                    yield False
                 yield from self._answer(request, ask)
                 done = True
             except Retracted:
-                if request is not None:
-                    request.abort()
+                request.abort()
+            self._holding.remove(itself[0])
+            ended = self._ended
+            while not done and self._ended == ended and self._holding:
+                yield False
         talk.busy -= 1
         talk.ends.append(ask.tokens)
 
@@ -240,15 +247,17 @@ class Engine:
         """One round of drafts behind the token at ``start``, sampled and not computed: how many
         tokens are computed then. None where there is none to guess, or no room.
         """
-        room = len(ask.tokens) - 2 - start
-        guesses = self.world.drafts and start >= len(ask.prompt) and room > 0
+        right = ask.tokens[start + 1 : -1]
+        if self.world.chunked:
+            right = right[: self.world.chunk - 1]  # the token before them is of the same step
+        guesses = self.world.drafts and start >= len(ask.prompt) and right
         if not guesses or self.rng.random() < 0.3:
             return None
         # What looks ahead of the token before is final, and forks copy it.
         self.paged.look(request.tokens()[start - 1 :].tolist(), start - 1, self._tables(request))
         stage, kept = request.stage(), self.rng.random() < 0.6
         try:
-            self._draft(stage, ask.tokens[start + 1 : -1], kept)
+            self._draft(stage, right, kept)
         except CapacityError:
             if not len(stage):
                 stage.rollback()
@@ -262,7 +271,7 @@ class Engine:
             stage.rollback(fence=self._fence())
             path: list[int] = []
         else:
-            path = self._right(stage, ask.tokens[start + 1 : -1])
+            path = self._right(stage, right)
             nodes = [node + 1 for node in path]
             if path:
                 self._compare(ask, start + 1, logits[nodes])
