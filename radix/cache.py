@@ -15,6 +15,7 @@ import numpy as np
 
 from radix._native import Match, tree_match
 from radix.admission import Largest, check_largest
+from radix.agreement import Agree, Agreement
 from radix.arguments import (
     at_least_one,
     check_supported,
@@ -90,6 +91,7 @@ class PrefixCache(Serving, Traffic):
         checkpoints: Checkpoints | None = None,
         largest: Largest | None = None,
         limits: Limits | None = None,
+        agree: Agree | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -100,13 +102,17 @@ class PrefixCache(Serving, Traffic):
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
         kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
         blocks go down when they are new (``"write_through"``) or when they have to go
-        (``"write_back"``). ``limits``: bounds and deadlines of what moves. Raises ``ValueError``,
-        ``TypeError``, ``TierError`` for a tier that does not open; nothing is open then.
+        (``"write_back"``). ``limits``: bounds and deadlines of what moves. ``agree``: this
+        is one of several replicas, which are called alike, with fences that are step numbers; it
+        gives the element-wise minimum over all of them. Raises ``ValueError``, ``TypeError``,
+        ``TierError`` for a tier that does not open; nothing is open then.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
         self.keys = PageKeys(keys, self.page_tokens)
-        media = tiers_of(tiers)
+        bounds = check_writes(write, limits)
+        self.agreement = Agreement(agree, tiers_of(tiers), clock, timed=bounds.timed)
+        media = self.agreement.tiers
         if not isinstance(ownership, Ownership):
             raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
         self.ownership = ownership
@@ -114,7 +120,6 @@ class PrefixCache(Serving, Traffic):
         rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
         self.align_tokens = math.lcm(self.page_tokens, at_least_one("align_tokens", align_tokens))
         check_policy(policy)
-        bounds = check_writes(write, limits)
         self._lent = lent = ownership is Ownership.BORROWED
         if lent and len(media) < 2:
             raise ValueError("borrowed device slots need a tier below the device")
@@ -127,7 +132,7 @@ class PrefixCache(Serving, Traffic):
         placed = self.tiers[1:] if lent else self.tiers
         self.metrics = Metrics()
         self._events: list[Event] = []
-        self._clock = clock
+        self._clock = self.agreement.clock
         self.gate = Gate()
         self._dropped: deque[int] = deque()
         self.tree = TreeCore(
@@ -271,6 +276,7 @@ class PrefixCache(Serving, Traffic):
         """
         with self.gate:
             self._drain()
+            self.agreement.tick()
             self.transfers.poll(self._ended)
             self.requests.run()
             self._ahead.run()
@@ -282,7 +288,8 @@ class PrefixCache(Serving, Traffic):
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until a tier has completions for ``poll``, or the time is over."""
         with self.gate:
-            self.transfers.wait(timeout_s)
+            if not self.agreement.wait(timeout_s):
+                self.transfers.wait(timeout_s)
 
     def passed(self, step: int) -> None:
         """Step fences up to ``step`` have passed; what waited for them happens at ``poll``."""

@@ -119,3 +119,9 @@ class Limits:
                 raise TypeError(f"{name} must be a Patience")
         if not isinstance(self.breaker, Breaker):
             raise TypeError("breaker must be a Breaker")
+
+    @property
+    def timed(self) -> bool:
+        """Whether something waits for the clock though nothing is under way."""
+        waits = (self.demote_after, self.drop_after, self.prefetch_deadline)
+        return any(each.ns is not None for each in waits)
