@@ -49,10 +49,11 @@ class Ahead:
 
     number: int
     end: Cursor
-    lease: int
+    hit: int
     left: list[Pages]
     share: list[int]
     since: Moment
+    lease: int = 0  # taken with the share: who waits holds nothing (R4)
     state: PrefetchState = PrefetchState.WAITING
 
 
@@ -73,26 +74,32 @@ class Prefetches:
         """Begins with a hit of ``hit`` pages on the path to ``at``; takes nothing where it has
         nothing in the lower tiers. Cost: the pages.
         """
-        tree = self._residency.tree
-        ahead = max((rule.lookahead_pages for rule in self._residency.rules), default=0)
-        lease, node, pages = tree.lease(at._replace(pages=min(hit + ahead, at.pages)))
-        end = Cursor(at.root, node, pages)
-        left = [
-            self._away(end, group, rule, hit) if hit else np.empty(0, np.int64)
-            for group, rule in enumerate(self._residency.rules)
-        ]
-        share = [len(pages) for pages in left]
-        item = Ahead(self._next, end, lease, left, share, self._transfers.now())
+        groups = len(self._residency.rules)
+        none = [np.empty(0, np.int64) for _ in range(groups)]
+        item = Ahead(self._next, at, hit, none, [0] * groups, self._transfers.now())
         self._next += 1
+        if not any(len(pages) for pages in self._needs(item)):
+            item.state = PrefetchState.OVER
+            return item
         self.open[item.number] = item
-        if not any(share):
-            self._finish(item)
-        elif sum(each.state is PrefetchState.WAITING for each in self.open.values()) > MOST_WAITING:
+        waiting = [each for each in self.open.values() if each.state is PrefetchState.WAITING]
+        if len(waiting) > MOST_WAITING:
             self._count("declined", 1)
             self.release(item)
         else:
             self.run()
         return item
+
+    def _needs(self, item: Ahead) -> list[Pages]:
+        """By group the pages that lie too low now, on what is left of the path."""
+        tree = self._residency.tree
+        item.end = tree.resolve(item.end)
+        most = min(item.hit, item.end.pages)
+        item.hit = tree.joint(item.end, most, self._residency.readable())[0] if most else 0
+        return [
+            self._away(item.end, group, rule, item.hit) if item.hit else np.empty(0, np.int64)
+            for group, rule in enumerate(self._residency.rules)
+        ]
 
     def _away(self, end: Cursor, group: int, rule: Rule, hit: int) -> Pages:
         """The entries that the hit needs of a group and that lie below the goal, as many as the
@@ -142,17 +149,24 @@ class Prefetches:
                 self._count("expired", 1)
                 self.release(item)
             elif item.state is PrefetchState.WAITING:
-                blocked = blocked or not self._fits(item)
-                if not blocked:
-                    item.state = PrefetchState.RUNNING
+                blocked = blocked or not self._begin(item)
             if item.state is PrefetchState.RUNNING:
                 self._advance(item)
 
-    def _fits(self, item: Ahead) -> bool:
-        return all(
-            not share or self.held(group) + share <= self.budget(group)
-            for group, share in enumerate(item.share)
-        )
+    def _begin(self, item: Ahead) -> bool:
+        """Takes its share of the budget, and a pin; False where that is short."""
+        left = self._needs(item)
+        share = [len(pages) for pages in left]
+        for group, count in enumerate(share):
+            if count and self.held(group) + count > self.budget(group):
+                return False
+        tree, end = self._residency.tree, item.end
+        ahead = max((rule.lookahead_pages for rule in self._residency.rules), default=0)
+        pages = min(item.hit + ahead, end.pages)
+        item.lease, node, pages = tree.lease(end._replace(pages=pages))
+        item.end = Cursor(end.root, node, pages)
+        item.left, item.share, item.state = left, share, PrefetchState.RUNNING
+        return True
 
     def _advance(self, item: Ahead) -> None:
         for group, pages in enumerate(item.left):
@@ -213,8 +227,6 @@ class Prefetches:
     # ------------------------------------------------------------ the end
     def _finish(self, item: Ahead) -> None:
         item.state = PrefetchState.DONE
-        if not any(item.share):
-            self.release(item)
 
     def release(self, item: Ahead) -> None:
         """Gives up what it pins and cancels what it moves. Idempotent."""
@@ -225,7 +237,8 @@ class Prefetches:
         for job in list(self._transfers.jobs.values()):
             if job.owner == -item.number:
                 self._transfers.cancel(job)
-        self._residency.tree.release(item.lease, stamp=done and any(item.share))
+        if item.lease:
+            self._residency.tree.release(item.lease, stamp=done)
 
     def _count(self, what: str, count: int) -> None:
         self._residency.metrics.add(("prefetch", what), count)
