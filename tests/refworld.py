@@ -73,7 +73,7 @@ class World:
             boundaries=rng.random() < 0.5,
             drafts=rng.random() < 0.6,
             fences=rng.random() < 0.5,
-            faults=rng.choices((0, 1, 4), (60, 30, 10))[0],
+            faults=rng.choices((0, 1, 4), (65, 30, 5))[0],
             checkpoints=Checkpoints(rng.choice((0, 0, 0, 7)), rng.choice((None, None, None, 2))),
         )
 
