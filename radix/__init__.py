@@ -45,6 +45,7 @@ from radix.shards import Parallelism, Shards, shards_of
 from radix.stages import Stage
 from radix.store import FlatStore
 from radix.tier import TierMode, View
+from radix.waiting import Turn, Waiter, Waiting
 
 __version__ = "0.1.0"
 
@@ -93,8 +94,11 @@ __all__ = [
     "TierFullError",
     "TierMode",
     "TierUnavailableError",
+    "Turn",
     "UnsupportedError",
     "View",
+    "Waiter",
+    "Waiting",
     "hash_keys",
     "pool_sizes",
     "shards_of",

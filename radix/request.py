@@ -91,6 +91,13 @@ class Request:
         return self._work.state is RequestState.RUNNING
 
     @property
+    def short(self) -> bool:
+        """Whether it loads and lacks slots, because its hit became shorter: it goes on once some
+        are free.
+        """
+        return self._work.short and self._work.state is RequestState.LOADING
+
+    @property
     def hit_tokens(self) -> int:
         """Tokens at the start whose state need not be computed; final once RUNNING."""
         return self._work.hit_pages * self._cache.page_tokens

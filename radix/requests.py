@@ -264,7 +264,7 @@ class Requests:
                 continue
             owned = len(held.private())
             if held.reuses:
-                counts[group] = max(0, min(needed[group] - owned, pages - work.pages))
+                counts[group] = self._more(group, held, needed[group] - owned, pages - work.pages)
                 continue
             last = -(-pages // held.rule.block_pages) * held.rule.block_pages
             counts[group] = len(held.ends(len(held.slots), last))
@@ -281,6 +281,16 @@ class Requests:
                 ends = held.ends(old, len(held.slots))
                 held.slots[ends], held.own[ends] = slots, True
         work.pages = pages
+
+    def _more(self, group: int, held: Held, short: int, pages: int) -> int:
+        """Slots that a group whose pages reuse them gets for more pages: up to all that it ever
+        holds at once. Where there are too few, the blocks of the tree's in its window fund some:
+        they fall behind, and leave room, before those slots are needed (R1).
+        """
+        more = max(0, min(short, pages))
+        if more > self.residency.available(0, group):
+            more -= min(more, int(((held.slots != NO_SLOT) & ~held.own).sum()))
+        return more
 
     def lend(self, work: Work, slots: list[Slots]) -> None:
         """More of the engine's slots, a run behind the others (borrowed only)."""
