@@ -10,18 +10,19 @@ export RADIX_TRACES := $(abspath ../shared/traces)
 endif
 endif
 
-C_FILES := $(wildcard native/*.c native/include/*.h native/src/*.[ch] native/tests/*.[ch])
+C_FILES := $(wildcard native/*.c native/include/*.h native/src/*.[ch] native/tests/*.[ch] tests/*/*.[ch])
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-long check format deps bench clean wheel
+.PHONY: help setup demo test test-long powerloss check format deps bench clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
 	@echo "make demo       replay a workload through device, host and disk; writes demo-report/"
 	@echo "make test       checks and tests, at most six minutes"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make powerloss  what power losses leave behind, state by state; SEEDS=4"
 	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
 	@echo "make format     rewrite what the formatters can"
 	@echo "make bench      benchmarks; ARGS=--smoke for a quick run"
@@ -50,6 +51,9 @@ test: setup check
 
 test-long: setup
 	$(PYTEST) -m long --timeout=3600 tests
+
+powerloss: setup
+	$(BIN)/python -m tests.powerloss --seeds $(or $(SEEDS),4)
 
 check: setup
 	$(BIN)/ruff check .
