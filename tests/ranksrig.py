@@ -52,10 +52,10 @@ class Meeting:
         """The element-wise minimum over all ranks."""
 
         def minimum(values: Values) -> Values:
-            rows = self._all(rank, values.copy())
-            assert len({len(row) for row in rows}) == 1, "rows of several lengths"
             if rank == 0:
                 self.steps += 1
+            rows = self._all(rank, values.copy())
+            assert len({len(row) for row in rows}) == 1, "rows of several lengths"
             return np.minimum.reduce(rows)
 
         return minimum
