@@ -427,6 +427,16 @@ class AgreedTier(FrontTier):
         """Jobs whose agreed end was not polled."""
         return len(self._jobs) + len(self._done)
 
+    def renew(self) -> None:
+        """A new epoch on every rank; ``TierUnavailableError`` on all where one cannot keep it."""
+        failed: TierError | None = None
+        try:
+            self.inner.renew()
+        except TierError as error:
+            failed = error
+        if not self._agreement.minimum(np.array([failed is None], np.int64))[0]:
+            raise TierUnavailableError(self.name, f"no new epoch: {failed or 'another rank'}")
+
     def usage(self) -> TierUsage:
         """This rank's bytes; slots without memory count as used."""
         usage = self.inner.usage()

@@ -30,6 +30,7 @@ from radix.arguments import (
 )
 from radix.audit import check_slots
 from radix.content import PageKeys, Prompt
+from radix.epochs import Epochs
 from radix.errors import RequestError
 from radix.events import Event
 from radix.gate import Gate
@@ -180,6 +181,9 @@ class PrefixCache(Serving, Traffic):
             self.align_tokens,
             checkpoints,
         )
+        self._epochs = Epochs(
+            self.residency, self.transfers, self.requests, self._spaces, self._ahead
+        )
         self._coarse = self.align_tokens > self.page_tokens
         self.align_tokens = self.requests.align_tokens
         self._prompts = Prompts(self.residency, self._spaces, self.keys, self.align_tokens)
@@ -249,12 +253,12 @@ class PrefixCache(Serving, Traffic):
             self._drain()
             asked = self._prompts.of(prompt, namespace, content)
             work = self._start(asked, rows, most // page, terms, left)
-            return Request(self, work, self._spaces.names[asked.root])
+            return Request(self, work, namespace)
 
     def resume(
         self,
         work: Work,
-        space: bytes,
+        namespace: Namespace | None,
         new_tokens: int | None,
         slots: Sequence[object] | None,
         device_tokens: int,
@@ -262,7 +266,7 @@ class PrefixCache(Serving, Traffic):
         """What ``Request.resume`` does: call that."""
         with self.gate:
             self._drain()
-            return self._resume(work, space, new_tokens, slots, device_tokens)
+            return self._resume(work, namespace, new_tokens, slots, device_tokens)
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:
@@ -280,6 +284,7 @@ class PrefixCache(Serving, Traffic):
             self.transfers.poll(self._ended)
             self.requests.run()
             self._ahead.run()
+            self._epochs.run()
             self._back.run()
             events = self._events[:]
             self._events.clear()

@@ -243,6 +243,10 @@ class Chain:
         """Only pages from ``first_page`` on will be asked for; ``parent``: the key before it."""
         self._first, self._parent = first_page, parent
 
+    def under(self, namespace: bytes) -> Chain:
+        """The same contents in the namespace of these canonical bytes."""
+        return self.keys.chain(namespace, self._contents)
+
     def whole(self) -> Chain:
         """The same from the first page on."""
         return Chain(self.keys, self._start, self._contents) if self._first else self

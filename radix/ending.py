@@ -17,7 +17,7 @@ from radix.events import Event, RequestEvent, RequestState
 from radix.keeping import Keeping
 from radix.lifecycle import LIVE, Fence, Fences, Work
 from radix.loading import Loading
-from radix.residency import Residency
+from radix.residency import RESET, Residency
 from radix.stages import Stages
 from radix.transfers import Transfers
 
@@ -135,7 +135,7 @@ class Ending:
 
     def _cut(self, work: Work) -> None:
         """What may be kept of it, where that is not all."""
-        if work.cacheable is not None and work.ran:
+        if work.cacheable is not None and work.ran and not work.stale:
             # what was there before this request is not its own to give up
             kept = max(work.cacheable // self._keeping.page_tokens, work.foreign)
             if kept < work.inserted:
@@ -156,12 +156,26 @@ class Ending:
             if not self._transfers.store_again(move, upper, work.hop):
                 work.refused.append((move, upper))
 
+    # ------------------------------------------------------------ older epochs
+    def outdate(self, work: Work) -> None:
+        """It goes on with what it holds, and from now on shares and stores nothing (C53)."""
+        work.stale = work.settled = True
+        work.marks.clear()
+        for move, _ in work.refused:
+            self._transfers.count("declined", move.target, move.group, move.blocks)
+        work.refused = []
+
+    def restart(self, work: Work) -> None:
+        """It loads, and of what it loads nothing is to be used: it begins without a hit."""
+        self._loading.shorten(work, 0, RESET)
+
     # ------------------------------------------------------------ its parts
     def unpin(self, work: Work, *, stamp: bool) -> None:
         """Gives its leases back."""
         tree = self._residency.tree
         tree.release(work.lease, stamp=stamp)
         self.pinned.pop(work.hop, None)
+        self._transfers.let_go(-work.hop)
         work.lease = 0
         if work.ahead:
             tree.release(work.ahead, stamp=False)
@@ -183,6 +197,8 @@ class Ending:
     @staticmethod
     def cacheable(work: Work) -> int:
         """Tokens that may be shared."""
+        if work.stale:
+            return work.inserted * work.held[0].rule.page_tokens
         return work.computed if work.cacheable is None else min(work.computed, work.cacheable)
 
     @property

@@ -141,6 +141,10 @@ class FrontTier:
         """The inner tier's."""
         return self.inner.pending()
 
+    def renew(self) -> None:
+        """Of the inner tier."""
+        self.inner.renew()
+
     def flush(self) -> None:
         """Of the inner tier."""
         self.inner.flush()

@@ -88,6 +88,7 @@ class Job(Generic[M]):
     since: Moment = Moment(0, 0, 0)
     cancelled: bool = False
     late: bool = False  # given up by who waited for it: its slots are its own until it ends
+    stale: bool = False  # of an older epoch: it only gives back what it holds
     done: TransferDone | None = None  # its acknowledgement, while it is acted upon
 
     @property
@@ -136,6 +137,7 @@ class Jobs(ABC, Generic[M]):
         self._last_mode = [tier.mode for tier in self.tiers]
         self._inbox: list[TransferDone] = []  # acknowledged, not yet acted upon
         self.breakers = Breakers(self.tiers, self.limits.breaker, residency.metrics)
+        self._lifted: set[int] = set()  # ended without an acknowledgement, which may still come
 
     def now(self) -> Moment:
         """Where the owner is, for deadlines."""
@@ -351,11 +353,16 @@ class Jobs(ABC, Generic[M]):
             self._inbox += tier.poll()
         while self._inbox:
             done = self._inbox.pop(0)
+            if done.job in self._lifted:
+                self._lifted.discard(done.job)
+                continue
             job = self.jobs[done.job]
             job.done = done
             self._account(job, done)
             arrived = done.good
-            if job.storing:
+            if job.stale:
+                arrived = self._abandon(job)
+            elif job.storing:
                 self._stored(job, done)
             elif (placed := self._loaded(job, done)) is not None:
                 arrived = placed
@@ -366,6 +373,36 @@ class Jobs(ABC, Generic[M]):
             if tier.mode is not self._last_mode[number]:
                 self._last_mode[number] = tier.mode
                 self._events.append(TierEvent(tier.name, tier.mode.value))
+
+    # ------------------------------------------------------------ older epochs
+    def outdate(self, job: Job[M]) -> None:
+        """What this job brings counts no more; its keys may be moved again at once."""
+        if not job.stale:
+            self._landed(self._place(job.move), job.keys, job.number)
+            job.stale, job.keys = True, []
+
+    def _abandon(self, job: Job[M]) -> npt.NDArray[np.bool_]:
+        """Gives back the slots that a job of an older epoch wrote; nothing has arrived."""
+        move = job.move
+        if job.storing:
+            self.tiers[move.target].abort(move.group, job.lower_slots)
+        elif move.target > (0 if self.borrowed is None else -1) or (job.late and not move.target):
+            self.tiers[move.target].abort(move.group, job.upper_slots)
+        return np.zeros(move.blocks, np.bool_)
+
+    def lift(
+        self, ended: Callable[[Job[M], npt.NDArray[np.bool_]], None], *, swallowed: bool
+    ) -> None:
+        """Ends the jobs of older epochs whose acknowledgement does not come: those of tiers that
+        have nothing under way any more, or, if the owner says that they are ``swallowed``, all.
+        """
+        for job in [job for job in self.jobs.values() if job.stale]:
+            tier = self.tiers[max(job.move.source, job.move.target)]
+            if tier.pending() and not swallowed:
+                continue
+            self._lifted.add(job.number)
+            ended(job, self._abandon(job))
+            self._end(job)
 
     def check(self) -> None:
         """Jobs, their counts by owner and the keys under way agree (I14, I22). Cost: the jobs."""

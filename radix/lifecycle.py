@@ -234,7 +234,7 @@ class Work:
     One admission, one of these: a request that is resumed gets another. ``number``: the request's;
     ``hop``: the owner of its transfers, another for each. ``quiet``: preempted, its end is told to
     nobody; ``earlier``: the one before, until it has ended; ``found``: of one that was resumed,
-    pages that were there before the request was.
+    pages that were there before the request was. ``stale``: of an older epoch, it shares nothing.
     """
 
     number: int
@@ -274,6 +274,7 @@ class Work:
     quiet: bool = False
     earlier: Work | None = None
     found: int | None = None
+    stale: bool = False
 
     @property
     def shown(self) -> RequestState:

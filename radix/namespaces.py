@@ -18,7 +18,9 @@ _FIRST_SWEEP = 64
 
 
 class Namespaces:
-    """Find: ``root``, ``root_of``. Ask: ``canonical``, ``owns``; by root: ``names``, ``keys``."""
+    """Find: ``root``, ``root_of``. Ask: ``canonical``, ``owns``; by root: ``names``, ``keys``.
+    ``revision``: of the weights in namespaces that name none; ``retired``: roots of older ones.
+    """
 
     def __init__(
         self,
@@ -34,6 +36,8 @@ class Namespaces:
         """
         self.names: dict[int, bytes] = {}
         self.keys: dict[int, bytes] = {}
+        self.revision = ""
+        self.retired: set[int] = set()
         self._tree = tree
         self._roots: dict[bytes, int] = {}
         self._known: dict[Namespace | None, int] = {}
@@ -51,7 +55,8 @@ class Namespaces:
         if not isinstance(base, Namespace):
             raise TypeError(f"namespace must be a Namespace, not {type(base).__name__}")
         layout = len(base.layout).to_bytes(4, "big") + base.layout + self._layout
-        return replace(base, layout=layout).canonical()
+        revision = base.revision or self.revision
+        return replace(base, layout=layout, revision=revision).canonical()
 
     def owns(self, canonical: bytes) -> bool:
         """Whether a namespace found on a persistent tier could be one of this cache's: its groups,
@@ -84,12 +89,34 @@ class Namespaces:
             self.keys[root] = key
         return root
 
+    def revise(self, revision: str) -> None:
+        """From now on the weights are these: roots of the revision before are retired, and the
+        namespaces that name none get others. Cost: the namespaces.
+        """
+        if revision == self.revision:
+            return
+        self._known.clear()
+        for canonical, root in self._roots.items():
+            if Namespace.parse(canonical).revision == self.revision:
+                self.retired.add(root)
+            elif Namespace.parse(canonical).revision == revision:
+                self.retired.discard(root)
+        self.revision = revision
+
+    def drop_retired(self) -> None:
+        """Lets retired roots go that are empty by now. Cost: them."""
+        for root in sorted(self.retired):
+            if self._tree.drop_root(root):
+                del self._roots[self.names.pop(root)], self.keys[root]
+                self.retired.discard(root)
+
     def _sweep(self) -> None:
         """Lets empty namespaces go (I1). Cost: the namespaces, spread over as many new ones."""
         self._known.clear()
         for canonical, root in list(self._roots.items()):
             if self._tree.drop_root(root):
                 del self._roots[canonical], self.names[root], self.keys[root]
+                self.retired.discard(root)
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._roots))
 
 

@@ -225,6 +225,11 @@ class Prefetches:
             self._count("blocks", len(came))
 
     # ------------------------------------------------------------ the end
+    @property
+    def leases(self) -> int:
+        """Leases that they hold. Cost: what is open."""
+        return sum(item.lease != 0 for item in self.open.values())
+
     def _finish(self, item: Ahead) -> None:
         item.state = PrefetchState.DONE
 

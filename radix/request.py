@@ -16,6 +16,7 @@ from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
 from radix.groups import Group
+from radix.keys import Namespace
 from radix.lifecycle import LIVE, Fence, Held, Work, as_fence
 from radix.requests import Requests
 from radix.stages import Stage
@@ -35,7 +36,7 @@ class Owner(Protocol):
     def resume(
         self,
         work: Work,
-        space: bytes,
+        namespace: Namespace | None,
         new_tokens: int | None,
         slots: Sequence[object] | None,
         device_tokens: int,
@@ -67,13 +68,13 @@ class Request:
         request.computed(end)
     """
 
-    __slots__ = ("_cache", "_space", "_work")
+    __slots__ = ("_cache", "_namespace", "_work")
 
-    def __init__(self, cache: Owner, work: Work, space: bytes) -> None:
-        """``space``: canonical bytes of its namespace."""
+    def __init__(self, cache: Owner, work: Work, namespace: Namespace | None) -> None:
+        """``namespace``: as the admission named it."""
         self._cache = cache
         self._work = work
-        self._space = space
+        self._namespace = namespace
 
     @property
     def id(self) -> int:
@@ -281,7 +282,9 @@ class Request:
         sampled; None: what is left of the first. The others as in ``PrefixCache.admit``, whose
         errors it raises; it stays PREEMPTED then. ``RequestError`` unless it is PREEMPTED.
         """
-        self._work = self._cache.resume(self._work, self._space, new_tokens, slots, device_tokens)
+        self._work = self._cache.resume(
+            self._work, self._namespace, new_tokens, slots, device_tokens
+        )
 
     def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
         """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.

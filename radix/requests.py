@@ -231,7 +231,7 @@ class Requests:
             tree.touch(work.at)  # the end of its lease moves on; what it used here was used now
             if self._states and self.placed:
                 tree.narrow(work.lease, self._unpinned)
-        if self.placed and work.inserted:
+        if self.placed and work.inserted and not work.stale:
             # what was refused or lost below since it was computed is offered once more
             for source in range(self.transfers.deepest):
                 self.keeping.offer(work, 0, work.inserted, source, unless_below=True)
@@ -342,6 +342,10 @@ class Requests:
         if work is not None and not job.storing:
             self.loading.ended(work, job, arrived)
 
+    def stir(self) -> None:
+        """At the next poll every request that loads is looked at."""
+        self._moved = True
+
     def run(self) -> None:
         """Once a poll: fences, loads that can go on, stores to offer again, ends."""
         self.fences.run()
@@ -369,7 +373,7 @@ class Requests:
             who = f"request {work.number}"
             if not work.computed <= work.told <= work.count or work.hit_pages > work.pages:
                 raise InvariantError("I9", f"{who}: {work.computed} computed of {work.count}")
-            if not self.placed or work.state not in LIVE:
+            if not self.placed or work.stale or work.state not in LIVE:
                 continue
             for group, held in enumerate(work.held):
                 pages = np.flatnonzero((held.slots != NO_SLOT) & ~held.own)

@@ -27,7 +27,8 @@ _ON, _OFF = TierMode.ON, TierMode.OFF  # members of an Enum are slow to look up
 EVICTED = "evicted"
 CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
-OTHER_REASONS = (CORRUPT, NOT_CACHEABLE)
+RESET = "reset"
+OTHER_REASONS = (CORRUPT, NOT_CACHEABLE, RESET)
 
 
 class Evictor(Protocol):
@@ -344,18 +345,26 @@ class Residency:
         else:
             self._give_back(tier, group, gone)
 
-    def forget(self, at: Cursor, first: int) -> None:
-        """Gives up, in every tier, what lies behind page ``first`` and nobody else needs."""
+    def forget(
+        self,
+        at: Cursor,
+        first: int,
+        tiers: Sequence[int] | None = None,
+        reason: str = NOT_CACHEABLE,
+    ) -> None:
+        """Gives up, in every tier (``tiers``: in these), what lies behind page ``first`` and nobody
+        else needs.
+        """
         count = at.pages - first
-        for tier in range(len(self.tiers)):
+        for tier in range(len(self.tiers)) if tiers is None else tiers:
             for group in range(len(self.groups)):
                 slots = np.empty(count, np.int32)
                 ids = np.empty((count, 16), np.uint8) if self.tree.key_bytes else None
                 column = self.tree.column(group, tier)
                 freed = self.tree.forget(at, column, first, slots, ids)
                 if freed and ids is not None:
-                    why = self._why.index(NOT_CACHEABLE)
-                    self._removed(tier, group, ids[:freed], NOT_CACHEABLE, why)
+                    why = self._why.index(reason)
+                    self._removed(tier, group, ids[:freed], reason, why)
                 self._give_back(tier, group, slots[:freed])
 
     # ------------------------------------------------------------ look

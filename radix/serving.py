@@ -10,9 +10,11 @@ from dataclasses import replace
 
 from radix.arguments import count_of
 from radix.content import Prompt
+from radix.epochs import Epochs
 from radix.errors import RequestError
 from radix.facade import Facade
 from radix.groups import Group
+from radix.keys import Namespace
 from radix.lifecycle import Terms, Work
 from radix.misses import miss_reason
 from radix.namespaces import Namespaces
@@ -26,7 +28,9 @@ from radix.tree import TreeCore
 
 
 class Serving(Facade):
-    """What a cache of prompts does for requests before they run. ``PrefixCache`` has the rest."""
+    """What a cache of prompts does for requests before they run, and what takes effect on all of
+    them at once: ``reset``, ``set_revision``, ``fence_lifted``. ``PrefixCache`` has the rest.
+    """
 
     groups: tuple[Group, ...]
     ownership: Ownership
@@ -38,6 +42,62 @@ class Serving(Facade):
     _spaces: Namespaces
     _prompts: Prompts
     _shared: AdoptedSlots | None
+    _epochs: Epochs
+
+    def reset(self, tiers: Sequence[str] | None = None) -> None:
+        """A new epoch in the tiers named, in all of them for None: nothing that they hold, or that
+        is on its way into them, is ever found again. Where the first is among them, requests that
+        run go on with what they hold and share nothing more, those that load begin without a hit.
+
+        A persistent tier keeps the epoch over a restart, durably when this returns. Slots that
+        somebody reads rest until that has ended (``fence_lifted``). ``TierError`` where the epoch
+        cannot be written: nothing has changed. ``ValueError`` for a name that no tier has. Cost:
+        what the tiers hold.
+        """
+        if isinstance(tiers, str):
+            raise TypeError("tiers must be a sequence of names, not str")
+        with self.gate:
+            self._drain()
+            names = [tier.name for tier in self.opened]
+            for name in () if tiers is None else tiers:
+                if name not in names:
+                    raise ValueError(f"tier {name!r} is not one of {names}")
+            first = self.requests.loading.top  # the engine's own tier is none of the tree's
+            self._epochs.reset(
+                [
+                    first + number
+                    for number, name in enumerate(names)
+                    if tiers is None or name in tiers
+                ]
+            )
+
+    def set_revision(self, revision: str) -> None:
+        """Tells that the weights are these now (``Namespace.revision`` of namespaces that name
+        none): state of others is never matched again and leaves before anything else. Requests
+        that run finish on their own and share nothing more. To be called once after a restart,
+        too. Blocks until what leaves a persistent tier has left it durably. Cost: what leaves.
+        """
+        if not isinstance(revision, str):
+            raise TypeError(f"revision must be str, not {type(revision).__name__}")
+        Namespace(revision=revision)  # raises what cannot be encoded
+        with self.gate:
+            self._drain()
+            if revision != self._spaces.revision:
+                self._epochs.revise(revision)
+                for tier in self.residency.tiers:
+                    if tier.capability.persistent:
+                        tier.flush()
+
+    def fence_lifted(self) -> None:
+        """Says that all transfers that were under way at the last ``reset`` are over, though their
+        acknowledgements were swallowed: what they held is free.
+        """
+        with self.gate:
+            self._epochs.lift()
+
+    def _drain(self) -> None:
+        """Gives back the leases that were dropped."""
+        raise NotImplementedError
 
     def _start(
         self,
@@ -69,14 +129,14 @@ class Serving(Facade):
     def _resume(
         self,
         work: Work,
-        space: bytes,
+        namespace: Namespace | None,
         new_tokens: int | None,
         slots: Sequence[object] | None,
         device_tokens: int,
     ) -> Work:
         """Admits what was preempted again, with the tokens that it has by now (``Request.resume``).
 
-        ``space``: the canonical bytes of its namespace, whose root may have gone meanwhile.
+        Under other weights than before where these were changed meanwhile: it finds nothing then.
         """
         if not work.quiet:
             raise RequestError(
@@ -89,7 +149,8 @@ class Serving(Facade):
         rows = rows_for_prompt(
             self.ownership, slots, self.residency.rules, self.page_tokens, len(tokens), new, device
         )
-        asked = Prompt(self._spaces.root_of(space), tokens, work.chain)
+        root = self._spaces.root(namespace)
+        asked = Prompt(root, tokens, work.chain.under(self._spaces.names[root]))
         terms = replace(work.terms, new=new, cacheable=work.cacheable)
         return self._start(asked, rows, device // self.page_tokens, terms, 1, work)
 
@@ -98,7 +159,6 @@ class Serving(Facade):
         left = [
             f"request {work.number} ({work.shown.value})" for work in self.requests.ending.open()
         ]
-        own = self.requests.ending.leases + len(self.transfers.jobs)
-        if count := self.tree.stats().leases - own:
+        if count := self._epochs.leases():
             left.append(f"{count} lease{'s' if count > 1 else ''}")
         return left

@@ -298,6 +298,13 @@ class Tier(Protocol):
         """Transfers started whose acknowledgement was not polled yet."""
         ...
 
+    def renew(self) -> None:
+        """Begins a new epoch: what a persistent tier stored before, or has under way, is not found
+        when it is opened again. Durable when it returns; blocks. Raises ``TierError``: nothing has
+        changed then. The owner frees the slots.
+        """
+        ...
+
     def flush(self) -> None:
         """Makes durable what was stored and is still on the way. Blocks."""
         ...

@@ -52,7 +52,8 @@ class Transfers(Jobs[Move]):
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
         self._namespaces = namespaces
         self.later: Later | None = None  # where blocks do not go down as soon as they are new
-        # (tier, group, slot) of wrong blocks that these jobs still read
+        # (tier, group, slot) of dropped blocks that these still read: jobs by number, requests by
+        # the negative of their hop, 0: leases of the owner's
         self.fenced: dict[tuple[int, int, int], set[int]] = {}
 
     def _place(self, move: Move) -> Place:
@@ -311,8 +312,14 @@ class Transfers(Jobs[Move]):
 
     def _end(self, job: Job) -> None:
         super()._end(job)
+        self.let_go(job.number)
+
+    def let_go(self, holder: int) -> None:
+        """Somebody reads no more of what was dropped: slots that nobody reads are free. Cost: the
+        slots in quarantine.
+        """
         for place, readers in list(self.fenced.items()):
-            readers.discard(job.number)
+            readers.discard(holder)
             if not readers:
                 del self.fenced[place]
                 tier, group, slot = place

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import lmdb
+
 from radix.errors import InvariantError, TierError, TierUnavailableError
 from radix.groups import Group, check_groups
 from radix.pool import SlotError
@@ -165,6 +167,18 @@ class DiskTier(PooledTier):
             self._transfers.close()
             self._disk.close()
         super().close()
+
+    def renew(self) -> None:
+        """Begins a new epoch, durable when this returns: what was stored before, or is still under
+        way, is not found at the next opening. ``TierUnavailableError`` where it cannot be written:
+        nothing has changed.
+        """
+        self._open_or_raise()
+        if self._groups:
+            try:
+                self._disk.index.renew()
+            except (lmdb.Error, OSError) as error:
+                raise TierUnavailableError(self.name, f"no new epoch: {error}") from error
 
     def flush(self) -> None:
         """Returns once every store and removal that was started is durable or has failed."""

@@ -61,6 +61,7 @@ class Move:
     ops: Ops = field(default_factory=lambda: np.zeros(0, OP))
     nbytes: int = 0
     recorded: int = 0
+    epoch: int = 0  # of a store: the one in which it began
     layered: Layered | None = None
 
     @property

@@ -90,6 +90,7 @@ class DiskTransfers:
         """
         check_records(transfer, self._page_bytes)
         move = self._new_move(transfer, upper, cut, storing=True)
+        move.epoch = self._disk.index.epoch
         self._begin(move, self._write if move.rows is None else self._gather)
         if not cut.whole:
             slots = np.asarray(transfer.lower_slots)
@@ -358,7 +359,7 @@ class DiskTransfers:
             good,
             sums,
             group,
-            epoch=self._disk.index.epoch,
+            epoch=move.epoch,
             namespace=number,
         )
         self.committer.offer(

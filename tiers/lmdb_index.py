@@ -50,7 +50,7 @@ class LmdbIndex:
     """Records on disk. One thread writes (``commit``); any thread may read.
 
     Open: the constructor, ``close``. Read: ``scan``, ``namespaces``, ``copy_out``. Write:
-    ``commit``, ``compact``. Ask: ``file_bytes``, ``used_share``, ``epoch``.
+    ``commit``, ``renew``, ``compact``. Ask: ``file_bytes``, ``used_share``, ``epoch``.
     """
 
     def __init__(
@@ -254,6 +254,15 @@ class LmdbIndex:
             _, added = cursor.putmulti(items, dupdata=False, append=True)
         if added != len(items):
             raise lmdb.Error(f"{len(items) - added} of {len(items)} ids are not new")
+
+    def renew(self) -> None:
+        """Begins the next epoch, durably: what has a record of an older one is not found at the
+        next opening. Raises ``lmdb.Error``.
+        """
+        self.hook("epoch")
+        with self._env.begin(write=True) as txn:
+            txn.put(b"epoch", (self.epoch + 1).to_bytes(8, "little"), db=self._state)
+        self.epoch += 1
 
     def turn_over(self) -> None:
         """Two commits of next to nothing: pages that a commit frees can be written again only by

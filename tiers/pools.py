@@ -346,6 +346,10 @@ class PooledTier:
         """Transfers whose acknowledgement was not polled yet. Cost: O(1)."""
         return len(self._running) + len(self._done)
 
+    def renew(self) -> None:
+        """Nothing here is found again after the process, so there is no epoch to begin."""
+        self._open_or_raise()
+
     def flush(self) -> None:
         """Nothing here outlives the process, so nothing has to be made durable."""
         self._open_or_raise()
