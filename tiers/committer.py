@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import lmdb
 import numpy as np
 
-from radix.errors import TierError, TierFullError
+from radix.errors import TierError, TierFullError, TierUnavailableError
 from radix.tier import Slots
 from tiers.lmdb_index import Additions, Ids, LmdbIndex, guards
 
@@ -73,6 +73,7 @@ class _Shared:
     removals: deque[RemovalWork] = field(default_factory=deque)
     results: deque[Committed | Removed] = field(default_factory=deque)
     working: list[StoreWork] = field(default_factory=list)  # in the transaction that runs
+    leaving: list[RemovalWork] = field(default_factory=list)  # likewise
     busy: bool = False
     urgent: bool = False
     stuck: bool = False  # the last removals could not be made durable
@@ -93,8 +94,13 @@ class Committer:
         self._event_fd = event_fd
         self._shared = _Shared()
         self.commits = 0
-        self._thread = threading.Thread(target=self._main, name=f"{tier}-commit", daemon=True)
-        self._thread.start()
+        self._thread = self._start()
+
+    def _start(self) -> threading.Thread:
+        name = f"{self._tier}-commit"
+        thread = threading.Thread(target=self._main, name=name, daemon=True)
+        thread.start()
+        return thread
 
     # ------------------------------------------------------------------ the owner's thread
 
@@ -103,7 +109,7 @@ class Committer:
         with self._shared.lock:
             self._shared.stores.append(work)
             if self._shared.broken:
-                self._fail_waiting(TierError(self._tier, self._shared.broken))
+                self._fail_waiting(TierUnavailableError(self._tier, self._shared.broken))
                 self._signal()
             self._shared.lock.notify()
 
@@ -117,6 +123,13 @@ class Committer:
         with self._shared.lock:
             self._shared.urgent, self._shared.stuck = True, False
             self._shared.lock.notify()
+
+    def revive(self) -> None:
+        """Starts the thread again, if it ended before it was asked to: the tier is tried again."""
+        if self._shared.broken:
+            self._thread.join()
+            self._shared.broken, self._shared.stuck = "", False
+            self._thread = self._start()
 
     @property
     def has_results(self) -> bool:
@@ -165,7 +178,10 @@ class Committer:
             with self._shared.lock:
                 self._shared.broken = f"the committing thread ended: {error!r}"
                 self._shared.busy = False
-                self._fail_waiting(TierError(self._tier, self._shared.broken))
+                # what was to be removed stands there still: its slots rest until it goes
+                self._shared.removals.extendleft(reversed(self._shared.leaving))
+                self._shared.leaving = []
+                self._fail_waiting(TierUnavailableError(self._tier, self._shared.broken))
             self._signal()
 
     def _turn(self) -> bool:
@@ -179,7 +195,7 @@ class Committer:
                 return False
             stopping = shared.stopping
             stores = shared.working = self._take_stores()
-            removals = list(shared.removals)
+            removals = shared.leaving = list(shared.removals)
             shared.removals.clear()
             shared.urgent = False
             shared.busy = True
@@ -189,7 +205,7 @@ class Committer:
             # A removal that failed goes with a later transaction: until then its slots rest.
             shared.removals.extendleft(reversed(kept))
             shared.stuck = bool(kept)
-            shared.working, shared.busy = [], False
+            shared.working, shared.leaving, shared.busy = [], [], False
         self._signal()
         return bool(results) or not stopping
 

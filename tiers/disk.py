@@ -285,6 +285,8 @@ class DiskTier(PooledTier):
         super().set_mode(mode)
         if self._groups:
             self._parts().health.forgive()
+            if mode is TierMode.ON:
+                self._transfers.committer.revive()
 
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Starts writing blocks and their records. Cost here: the slots.

@@ -18,7 +18,6 @@ import select
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import lmdb
 import numpy as np
 import numpy.typing as npt
 
@@ -430,10 +429,10 @@ class DiskTransfers:
                 self._reading.append((move, future))
                 continue
             chosen = np.flatnonzero(move.statuses == lib.RDX_ECANCELED)
-            try:
+            if (error := future.exception()) is None:
                 move.statuses[chosen] = future.result()
-            except (lmdb.Error, OSError) as error:
-                _LOG.warning("tier %r: job %d: %s", self._name, move.transfer.job, error)
+            else:  # whatever it was: the block is not there, and the owner goes on
+                _LOG.warning("tier %r: job %d: %r", self._name, move.transfer.job, error)
                 move.statuses[chosen] = lib.RDX_EIO
             move.nbytes = int(np.count_nonzero(move.statuses == lib.RDX_OK)) * move.cut.nbytes
             self._after_read(move)

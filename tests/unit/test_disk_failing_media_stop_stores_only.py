@@ -231,6 +231,31 @@ def test_a_thread_that_dies_fails_stores_and_is_named(tmp_path: Path) -> None:
         assert rig.adopt(range(6)) == [0, 1]
 
 
+def test_a_tier_whose_thread_died_is_tried_again(tmp_path: Path) -> None:
+    """Switched on again it commits again; what was to be removed when the thread died is removed
+    then, and its slots are not lost.
+    """
+    with DiskRig(tmp_path / "d") as rig:
+        rig.store(range(4))
+
+        def surprise(step: str) -> None:
+            raise ZeroDivisionError("injected")
+
+        rig.tier._disk.index.hook = surprise
+        rig.free([0])
+        done = rig.store([5])
+        assert isinstance(done.error, TierUnavailableError)
+        assert rig.tier.mode is TierMode.READ_ONLY
+        rig.tier._disk.index.hook = lambda step: None
+        rig.tier.set_mode(TierMode.ON)
+        assert rig.store([6]).good.all()
+        rig.tier.flush()
+        rig.tier.check()
+        assert rig.verify([1, 2, 3, 6]) == [1, 2, 3, 6]
+    with DiskRig(tmp_path / "d") as rig:
+        assert rig.adopt(range(8)) == [1, 2, 3, 6]
+
+
 def test_open_descriptors_go_with_the_tier(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for turn in range(3):
