@@ -153,21 +153,21 @@ class Keeping:
                 held.slots[pages - 1], held.own[pages - 1] = NO_SLOT, False
 
     def check_step(self, work: Work, tokens: int) -> None:
-        """A step of what ``tokens`` says computed is within the chunk, and was prepared:
-        ``ValueError``, ``RequestError`` otherwise.
+        """What ``tokens`` says computed has slots: ``ValueError`` for a step beyond the chunk,
+        ``RequestError`` for one that was not prepared. Accepted drafts bring theirs along.
         """
         if work.chunk is None or tokens == work.told:
             return
-        if tokens - work.told > work.chunk:
-            raise ValueError(
-                f"computed is {tokens}, expected at most {work.told + work.chunk}: a step of at "
-                f"most chunk_tokens, {work.chunk}"
-            )
         first, upto = work.told // self.page_tokens, -(-tokens // self.page_tokens)
         for group, held in enumerate(work.held):
             ends = held.ends(first, len(held.slots)) if held.reuses else np.empty(0, np.int64)
             ends = ends[ends - held.rule.block_pages + 1 < upto]
             if (held.slots[ends] == NO_SLOT).any():
+                if tokens - work.told > work.chunk:
+                    raise ValueError(
+                        f"computed is {tokens}, expected at most {work.told + work.chunk}: a step "
+                        f"of at most chunk_tokens, {work.chunk}"
+                    )
                 name = self.residency.groups[group].name
                 raise RequestError(
                     f"computed: request {work.number} has no slots of group {name!r} up to "
