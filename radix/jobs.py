@@ -283,7 +283,10 @@ class Jobs(ABC, Generic[M]):
         """Whether ``most`` stores, or loads, of a tier are under way, ``besides`` not counted."""
         if most is None:
             return False
-        running = sum(job.lower == tier and job.storing == storing for job in self.jobs.values())
+        running = sum(
+            (job.lower, job.storing, job.late) == (tier, storing, False)
+            for job in self.jobs.values()
+        )
         return running - besides >= most
 
     @staticmethod
