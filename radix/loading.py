@@ -182,7 +182,10 @@ class Loading:
         what is nowhere shortens the hit. Whether nothing is missing or under way any more.
         """
         if work.short and not self._relay(work):
-            return False
+            if not self.busy(work):
+                self.shorten(work, 0, "no room")  # R5: what is missing may be what the hit pins
+            if work.short:
+                return False
         if self.placed:
             for group in range(len(work.held)):
                 self._share(work, group)
@@ -367,13 +370,18 @@ class Loading:
         step = max(1, self.align_tokens // self.page_tokens)
         if hit > work.device_pages:
             hit = max(stepped(self.residency, path, hit, step, readable), work.device_pages)
+        self._cut(work, hit, reason)
+        work.short = not self._relay(work)
+
+    def _cut(self, work: Work, hit: int, reason: str) -> None:
+        """The hit is ``hit`` pages from now on, and its lease ends there."""
         lost = (work.hit_pages - hit) * self.page_tokens
         if not work.resumed:
             self.residency.metrics.add(("match", "miss", reason), lost)
         self.residency.metrics.add(("admit", "hit shortened"), 1)
         work.hit_pages = hit
         if hit < work.inserted:
-            tree = self.residency.tree
+            tree, path = self.residency.tree, self.end(work)
             if work.ahead:  # first: the other lease's end is asked for when no split is to come
                 ahead = max(held.rule.lookahead_pages for held in work.held)
                 behind = min(hit + ahead, path.pages) if hit else 0
@@ -383,7 +391,17 @@ class Loading:
             work.inserted = hit
             if self.placed:
                 self._let_go(work)
-        work.short = not self._relay(work)
+
+    def _give_up(self, work: Work) -> None:
+        """A request that has to wait holds nothing (R4): two that each kept what they had would
+        wait for one another for ever.
+        """
+        if work.hit_pages:
+            self._cut(work, 0, "no room")
+        for group, held in enumerate(work.held):
+            if len(slots := held.release()):
+                self.residency.tiers[0].abort(group, slots)
+            held.loaded = held.loaded[:0]
 
     @staticmethod
     def _let_go(work: Work) -> None:
@@ -412,6 +430,8 @@ class Loading:
         try:
             self.lay(work)
         except CapacityError:
+            if self.placed:
+                self._give_up(work)
             return False
         work.short = False
         return True

@@ -74,6 +74,9 @@ class Requests:
         self._unpinned = ((1 << len(residency.rules)) - 1) & ~sum(1 << group for group in states)
         self._states = bool(states)
         self._ahead = max((rule.lookahead_pages for rule in residency.rules), default=0)
+        self._looking = sum(
+            1 << group for group, rule in enumerate(residency.rules) if rule.lookahead_pages
+        )
         self._next = 1
         self._moved = False
 
@@ -185,10 +188,10 @@ class Requests:
         raise least or InvariantError("I19", "no length of a hit was tried")
 
     def _look_ahead(self, work: Work, end: Cursor, structural: int) -> None:
-        """Pins what lies behind the hit of groups that look ahead."""
+        """Pins what lies behind the hit of groups that look ahead, and of no other."""
         if self._ahead and end.pages:
             behind = min(end.pages + self._ahead, structural)
-            work.ahead = self.residency.tree.lease(end._replace(pages=behind))[0]
+            work.ahead = self.residency.tree.lease(end._replace(pages=behind), self._looking)[0]
             # the path above may have been split: its own end is where the first lease says
             work.at = self.residency.tree.lease_end(end.root, work.lease)
 

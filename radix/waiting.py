@@ -104,8 +104,8 @@ class Waiting:
         self, cache: PrefixCache, *, bypass: int = 8, tries: int = 16, deadline_ticks: int = 256
     ) -> None:
         """``bypass``: how often the oldest waiter may be overtaken; ``tries``: waiters that one
-        tick may try in vain; ``deadline_ticks``: after so many, a transfer is cancelled if somebody
-        lacks room. Raises ``ValueError``, ``TypeError``; ``ValueError`` where the engine lends the
+        tick may try in vain; ``deadline_ticks``: after so many, a load is cancelled, and a store
+        if somebody lacks room. Raises ``ValueError``, ``TypeError``; ``ValueError`` where the engine lends the
         slots, because then it alone knows which are free.
         """
         if not isinstance(cache, PrefixCache):
@@ -291,15 +291,16 @@ class Waiting:
         return self._running[-1]
 
     def _overdue(self, pressed: bool) -> None:
-        """R8: what was under way for too long is cancelled, if somebody lacks room."""
+        """R8: a load that took too long is cancelled, and so is a store where somebody lacks room."""
         transfers, now = self._cache.transfers, self._now
         self._since = {number: self._since.get(number, now) for number in transfers.jobs}
         self._cancelled.intersection_update(self._since)
-        if not pressed:
-            return
         for number, since in self._since.items():
             if now - since >= self.deadline_ticks and number not in self._cancelled:
-                move = transfers.jobs[number].move
+                job = transfers.jobs[number]
+                if job.storing and not pressed:
+                    continue
+                move = job.move
                 self._cancelled.add(number)
                 with self._cache.gate:
                     transfers.tiers[max(move.source, move.target)].cancel(number)
