@@ -218,6 +218,8 @@ class Rig(OwnSlots):
     def _leave(self, live: Live, fence: object, call: Callable[[], None]) -> None:
         work = live.work
         last = max(work.shared, live.told // self.cache.page_tokens)
+        if not live.checked:
+            last = max(last, work.hit_pages)  # no kernel saw them: what is loaded there is shared
         private = [
             held.slots[last:].tolist() if held.rule.everywhere else [held.running]
             for held in work.held
