@@ -39,7 +39,8 @@ from tiers.index import IndexTier
 
 NAMESPACES = (None, Namespace(salt=b"another tenant"))
 MOST_LIVE = 4
-IN_VAIN = ("evict.", "demote.", "store.declined.")  # counts of what was evicted for nobody
+# counts of what was evicted for nobody, and of leases whose owner had let them go before
+IN_VAIN = ("evict.", "demote.", "store.declined.", "lease.dropped")
 # Four stories over three tokens that share beginnings of several lengths, and go on as they like.
 _A = [0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 1, 2, 1, 0, 2, 2, 1, 1, 0, 0, 2, 1, 0, 2]
 _B = [*_A[:9], 1, 1, 1, 0, 2, 0, 1, 2, 0, 0, 0, 1, 2, 2, 1]

@@ -207,7 +207,7 @@ class Rig(OwnSlots):
 
         def start() -> Live:
             live.request.resume(**more)
-            return Live(live.request, live.namespace, live.name)
+            return Live(live.request, live.namespace, self.cache.namespace(live.namespace))
 
         work = live.work
         tokens = max(len(live.request), work.prompt_tokens + work.terms.new)
