@@ -83,9 +83,9 @@ class Job(Generic[M]):
     owner: int
     start_ns: int
     unpin: Callable[[], None]
+    since: Moment
     part: View | None = None
     by_layer: bool = False
-    since: Moment = Moment(0, 0, 0)
     cancelled: bool = False
     late: bool = False  # given up by who waited for it: its slots are its own until it ends
     stale: bool = False  # of an older epoch: it only gives back what it holds
@@ -206,8 +206,8 @@ class Jobs(ABC, Generic[M]):
         unpin: Callable[[], None],
     ) -> Job[M]:
         """Enters a job whose pin was taken."""
-        job = Job(self._next, move, upper, lower, keys, owner, self._clock(), unpin)
-        job.since = self.now()
+        now = self.now()
+        job = Job(self._next, move, upper, lower, keys, owner, now.ns, unpin, now)
         self._next += 1
         self.jobs[job.number] = job
         self.outstanding[owner] = self.outstanding.get(owner, 0) + 1

@@ -1,0 +1,107 @@
+"""The same storms over a cache that writes back, gives loads and copies deadlines, bounds what
+moves, takes failing tiers out and fetches ahead: every page that is called a hit holds the right
+bytes, every slot has one owner, and the books add up (I7, I8, I14, I22-I24, I30, I32, I34).
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from radix.ownership import Ownership
+from radix.policy.limits import Breaker, Limits, Patience
+from radix.prefetching import Prefetch
+from tests.cachemachine import STORIES, MemoryMachine
+
+
+def limits_of(rng: random.Random) -> Limits:
+    """Bounds so tight that each of them is met."""
+    none = Patience()
+    return Limits(
+        demote_after=rng.choice((none, Patience(polls=3), Patience(steps=2))),
+        drop_after=Patience(polls=rng.choice((2, 30))),
+        load_deadline=rng.choice((none, Patience(polls=2), Patience(polls=8))),
+        prefetch_deadline=Patience(polls=rng.choice((3, 40))),
+        prefetch_blocks=rng.choice((None, 3)),
+        stores=rng.choice((None, 1, 3)),
+        loads=rng.choice((None, 1, 3)),
+        prefetches=rng.choice((None, 1)),
+        breaker=Breaker(failures=rng.choice((0, 1)), retry=Patience(polls=6), most_doublings=2),
+    )
+
+
+def ahead(machine: MemoryMachine, rng: random.Random) -> Prefetch:
+    """Asks for a story, the tier that it is to come to being empty mostly."""
+    rig, story = machine.rig, rng.choice(STORIES)
+    goal = rig.cache._ahead.goal
+    for group in range(len(rig.cache.groups) if rng.random() < 0.8 else 0):
+        if goal < len(rig.cache.residency.tiers):
+            rig.evict(group, 64, goal)
+    return rig.cache.prefetch(story[: rng.randint(len(story) // 2, len(story))])
+
+
+def storm(seed: int, steps: int, *, mixed: bool) -> MemoryMachine:
+    """One world and its traffic of one seed."""
+    rng = random.Random(seed)
+    machine = MemoryMachine()
+    machine.options |= {
+        "write": rng.choice(("write_back", "write_back", "write_through")),
+        "limits": limits_of(rng),
+    }
+    machine.begin(
+        page_tokens=rng.choice((1, 2, 4)),
+        groups=random.Random(seed) if mixed else rng.randint(1, 2),
+        blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
+        tiers=rng.randint(2, 3),
+        seed=seed,
+        faults=rng.random() < 0.6,
+        bytes_=rng.random() < 0.8,
+        ownership=rng.choice(list(Ownership)),
+    )
+    handles: list[Prefetch] = []
+    for number in range(steps):
+        machine.step(rng)
+        if rng.random() < 0.2:
+            handles.append(ahead(machine, rng))
+        if handles and rng.random() < 0.1:
+            handles.pop(rng.randrange(len(handles))).release()
+        machine.rig.cache.check()
+        if number % 4 == 0:
+            machine.rig.walk()
+    for handle in handles:
+        handle.release()
+    machine.teardown()
+    return machine
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_cache_that_writes_back_in_a_storm_keeps_its_invariants(seed: int, mixed: bool) -> None:
+    storm(seed, 100, mixed=mixed)
+
+
+def test_storms_meet_every_bound() -> None:
+    """What is bounded is met by some of the storms, or they show nothing."""
+    totals: dict[tuple[str, ...], int] = {}
+    wanted = (
+        ("demote", "dropped"),
+        ("load", "late"),
+        ("prefetch", "blocks"),
+        ("prefetch", "expired"),
+        ("tier", "taken out"),
+        ("tier", "tried again"),
+    )
+    for seed in range(12, 30):
+        metrics = storm(seed, 60, mixed=seed % 2 == 0).rig.cache.metrics
+        for name in wanted:
+            totals[name] = totals.get(name, 0) + metrics.total(*name)
+        if all(totals.values()):
+            return
+    raise AssertionError(f"never met: {totals}")
+
+
+@pytest.mark.long
+def test_cache_that_writes_back_in_many_storms_keeps_its_invariants() -> None:
+    for seed in range(1000, 1600):
+        storm(seed, 200, mixed=seed % 2 == 0)
