@@ -156,6 +156,7 @@ class Serving(Facade):
 
     def _left_open(self) -> list[str]:
         """Requests that have not ended, and leases that nobody released."""
+        self._drain()
         left = [
             f"request {work.number} ({work.shown.value})" for work in self.requests.ending.open()
         ]

@@ -148,7 +148,8 @@ class CacheMachine(RuleBasedStateMachine):
         cache = self.rig.cache
 
         def books() -> tuple[dict[str, int], int, int]:
-            held = cache.tree.stats().leases - len(cache.transfers.jobs)  # each job has its own
+            own = len(cache.transfers.jobs) + len(cache._dropped)  # each job has one
+            held = cache.tree.stats().leases - own
             return dict(cache.counters()), len(cache.requests.works), held
 
         before = books()
