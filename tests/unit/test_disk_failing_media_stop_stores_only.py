@@ -256,6 +256,23 @@ def test_a_tier_whose_thread_died_is_tried_again(tmp_path: Path) -> None:
         assert rig.adopt(range(8)) == [1, 2, 3, 6]
 
 
+def test_a_reader_that_meets_what_nobody_foresaw_costs_its_blocks(tmp_path: Path) -> None:
+    """A fault in a reading thread was raised in the owner's poll, and the load never ended."""
+    with DiskRig(tmp_path / "d", payload="lmdb") as rig:
+        rig.store(range(4))
+        index = rig.tier._disk.index
+        read = index.copy_out
+
+        def surprise(*_: object) -> None:
+            raise ZeroDivisionError("injected")
+
+        index.copy_out = surprise
+        assert rig.verify(range(4)) == []
+        assert rig.tier.mode is TierMode.ON
+        index.copy_out = read
+        assert rig.verify(range(4)) == list(range(4))
+
+
 def test_open_descriptors_go_with_the_tier(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for turn in range(3):
