@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -65,6 +66,8 @@ def main() -> int:
         for violation in outcome.violations[:10]:
             print(f"  {violation}\n    kept in {place}")
         sys.stdout.flush()
+        if not outcome.violations:
+            shutil.rmtree(place)
     line = {"seeds": len(seeds), **total.counts, "violations": len(total.violations)}
     print(json.dumps(line))
     return bool(total.violations)

@@ -28,7 +28,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _assert_right(outcome: Outcome, place: Path) -> None:
     assert not outcome.violations, f"kept in {place}:\n" + "\n".join(outcome.violations[:10])
-    assert outcome.counts["stored"] > 5, f"nothing was to be lost: {outcome.counts}"
+    assert outcome.counts["stored"] > 2, f"nothing was to be lost: {outcome.counts}"
 
 
 @pytest.mark.parametrize("seed", [1, 6])
