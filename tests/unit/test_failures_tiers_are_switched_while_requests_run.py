@@ -28,7 +28,7 @@ def _rig(**options: object) -> Rig:
 def test_request_that_loads_gets_its_bytes_or_a_shorter_hit(
     tier: str, mode: TierMode, write: str
 ) -> None:
-    """The load begins, then its tier is switched; each byte of what is called a hit is looked at."""
+    """The load begins, then its tier is switched; each byte of its hit is looked at."""
     rig = _rig(write=write)
     for level in (0, 1):
         for _ in range(4):
