@@ -359,6 +359,7 @@ class Keeping:
         if full > first:
             self.insert(work, full, reuse)
             self.offer(work, first, full - first, self.top, groups=tuple(self._whole))
+            self._adopt(work, reuse)
         if not self.parts:
             return
         for mark in list(work.marks):
@@ -366,6 +367,23 @@ class Keeping:
             if known <= full and known * page > before:
                 self.keep(work, mark, reuse)
         self._slide(work, reuse)
+
+    def _adopt(self, work: Work, reuse: Fence) -> None:
+        """Blocks of its window that stand in the tree count instead of its own: its lease pins
+        them, and of two equal ones a full pool has no room for the second.
+        """
+        for group in self.parts if self.placed else ():
+            held, last = work.held[group], work.inserted
+            first = held.rule.first_page(last)
+            own = first + np.flatnonzero(held.own[first:last])
+            if held.rule.per_position or not len(own):
+                continue
+            have = self.residency.blocks(work.at, group, 0, first, last - first)
+            twice = own[have[own - first] != NO_SLOT]
+            if len(twice):
+                slots = held.slots[twice]
+                held.slots[twice], held.own[twice] = have[twice - first], False
+                self._rest(work, group, slots, reuse)
 
     def _slide(self, work: Work, reuse: Fence) -> None:
         """What lies behind every window gives its slot back."""

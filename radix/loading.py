@@ -182,10 +182,7 @@ class Loading:
         what is nowhere shortens the hit. Whether nothing is missing or under way any more.
         """
         if work.short and not self._relay(work):
-            if not self.busy(work):
-                self.shorten(work, 0, "no room")  # R5: what is missing may be what the hit pins
-            if work.short:
-                return False
+            return False
         if self.placed:
             for group in range(len(work.held)):
                 self._share(work, group)
@@ -427,6 +424,10 @@ class Loading:
             else:
                 here &= held.own[:size]
             held.here = here
+            if held.reuses:  # what a longer hit was to bring is free for the pages of this one
+                stale = np.setdiff1d(np.flatnonzero(held.own), held.wanted(size))
+                held.spare += held.slots[stale].tolist()
+                held.slots[stale], held.own[stale] = NO_SLOT, False
         try:
             self.lay(work)
         except CapacityError:

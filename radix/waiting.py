@@ -105,8 +105,8 @@ class Waiting:
     ) -> None:
         """``bypass``: how often the oldest waiter may be overtaken; ``tries``: waiters that one
         tick may try in vain; ``deadline_ticks``: after so many, a load is cancelled, and a store
-        if somebody lacks room. Raises ``ValueError``, ``TypeError``; ``ValueError`` where the engine lends the
-        slots, because then it alone knows which are free.
+        if somebody lacks room. Raises ``TypeError``, ``ValueError``; ``ValueError`` where the
+        engine lends the slots, because then it alone knows which are free.
         """
         if not isinstance(cache, PrefixCache):
             raise TypeError(f"cache must be a PrefixCache, not {type(cache).__name__}")
@@ -291,7 +291,7 @@ class Waiting:
         return self._running[-1]
 
     def _overdue(self, pressed: bool) -> None:
-        """R8: a load that took too long is cancelled, and so is a store where somebody lacks room."""
+        """R8: a load that took too long is cancelled, a store too where somebody lacks room."""
         transfers, now = self._cache.transfers, self._now
         self._since = {number: self._since.get(number, now) for number in transfers.jobs}
         self._cancelled.intersection_update(self._since)
