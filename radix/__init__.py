@@ -39,6 +39,8 @@ from radix.lease import Lease
 from radix.ownership import Ownership
 from radix.plan import Cursor, Demand, Explanation, Need
 from radix.policy.checkpoint import Checkpoints
+from radix.policy.limits import Breaker, Limits, Patience
+from radix.prefetching import Prefetch, PrefetchState
 from radix.replicas import verify_replicas
 from radix.request import Request
 from radix.shards import Parallelism, Shards, shards_of
@@ -46,11 +48,13 @@ from radix.stages import Stage
 from radix.store import FlatStore
 from radix.tier import TierMode, View
 from radix.waiting import Turn, Waiter, Waiting
+from radix.writeback import Room
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ROOT",
+    "Breaker",
     "BusyError",
     "CacheError",
     "CapacityError",
@@ -75,18 +79,23 @@ __all__ = [
     "LayoutMismatchError",
     "Lease",
     "LeaseError",
+    "Limits",
     "Namespace",
     "Need",
     "NeverFitsError",
     "Ownership",
     "Parallelism",
     "Part",
+    "Patience",
+    "Prefetch",
+    "PrefetchState",
     "PrefixCache",
     "Request",
     "RequestError",
     "RequestState",
     "Reservation",
     "Retention",
+    "Room",
     "Shards",
     "SpanEvent",
     "Stage",

@@ -285,8 +285,8 @@ class Transfers(Jobs[Move]):
         }
 
     def expire(self) -> list[tuple[int, Job]]:
-        """Loads whose deadline has passed are given up: whose they were, and they. They go on owning
-        what they write until they end, if ever; slots that the engine lent stay on loan.
+        """Loads whose deadline has passed are given up: whose they were, and they. They go on
+        owning what they write until they end, if ever; slots that the engine lent stay on loan.
         """
         bound, now = self.limits.load_deadline, self.now()
         if bound.endless:

@@ -1,4 +1,4 @@
-"""The circuit breaker of each tier: one that fails several times in a row is taken out, and is tried
+"""The circuit breaker of each tier: one that fails several times in a row is taken out, and tried
 again later, ever later as long as it goes on failing. It counts what it is told and reads no clock,
 so that replicas that are told the same decide alike (I33).
 
