@@ -147,9 +147,9 @@ class AdoptedSlots(FrontTier):
         self._each(rows, self.adopt)
 
     def withdraw_all(self, rows: list[Slots]) -> None:
-        """``withdraw`` for every group."""
+        """``withdraw`` for every group; what is in use becomes spare once it has ended."""
         for group, slots in enumerate(rows):
-            self.withdraw(group, slots)
+            self.withdraw(group, slots[self._states[group][slots] == _SPARE])
 
     def _each(self, rows: list[Slots], take: Callable[[int, Slots], None]) -> None:
         before = [states.copy() for states in self._states], list(self._spare)

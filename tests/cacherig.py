@@ -49,6 +49,7 @@ class Rig(OwnSlots):
     states: dict[int, list[RequestState]] = field(default_factory=dict)
     resident: set[tuple[str, str, bytes]] = field(default_factory=set)
     known: set[tuple[bytes, tuple[int, ...]]] = field(default_factory=set)
+    roots: set[bytes] = field(default_factory=set)  # keys of namespaces, also of those that went
     points: list[Point] = field(default_factory=list)
     ticks: list[TickTier] = field(default_factory=list)
     own: list[list[int]] = field(default_factory=list)  # free slots of the engine's, by group
@@ -165,7 +166,7 @@ class Rig(OwnSlots):
             first, live.written = live.written, max(live.written, last)
             self.write(live, first, last)
             tokens = live.request.tokens().tolist()
-            for pages in range(first + 1, 0 if live.stale else last + 1):
+            for pages in range(first + 1, 0 if live.work.stale else last + 1):
                 self.known.add((live.name, tuple(tokens[: pages * page])))
 
         if fence is None:
@@ -339,13 +340,13 @@ class Rig(OwnSlots):
             seen.append(event.state)
         elif isinstance(event, BlocksStored):
             above = (event.tier, event.group, event.parent)
-            roots = set(self.cache._spaces.keys.values())
+            self.roots.update(self.cache._spaces.keys.values())
             rule = self.cache.residency.rules[
                 [group.name for group in self.cache.groups].index(event.group)
             ]
             chained = rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
             if chained and event.tier == self.cache.residency.tiers[0].name and not self._borrows:
-                assert event.parent in roots or above in self.resident, "parent first (I32)"
+                assert event.parent in self.roots or above in self.resident, "parent first (I32)"
             for key in event.keys:
                 item = (event.tier, event.group, key.tobytes())
                 assert item not in self.resident, "stored twice (I32)"

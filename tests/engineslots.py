@@ -41,7 +41,6 @@ class Live:
     checked: bool = False
     # snapshots whose kernel has not run: length in pages, group, slot
     aside: list[tuple[int, int, int]] = field(default_factory=list)
-    stale: bool = False  # of an older epoch: nothing that it computes may be found
 
     def __post_init__(self) -> None:
         """One admission, one of these: a request that is resumed gets another."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.sim.strikes import Strikes
-from tests.sim.world import SimWorld, there
+from tests.sim.world import RATES, SimWorld
 
 BYTES_EVERY = 64  # operations
 
@@ -36,10 +36,8 @@ class Outcome:
 
     def missing(self) -> list[str]:
         """What never happened, though it can."""
-        able = there()
-        without = [kind for kind in ("reset", "set_revision") if kind not in able]
-        idle = [f"operation: {name}" for name in able if not self.ran[name]]
-        return [*self.strikes.missing(without), *idle]
+        idle = [f"operation: {name}" for name in (*RATES, "traffic") if not self.ran[name]]
+        return [*self.strikes.missing(), *idle]
 
 
 def simulate(seed: int, operations: int) -> Outcome:

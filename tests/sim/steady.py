@@ -35,7 +35,6 @@ class SteadyDisk(FrontTier):
     ) -> None:
         super().__init__(inner)
         self.cut: str | None = None
-        self.gone = False  # the power is gone: what its process still does is of no matter
         self.copy: Callable[[Path | None], None] = lambda index: None
         self.rot = rot
         self._disk = inner
@@ -87,7 +86,6 @@ class SteadyDisk(FrontTier):
         self.cut = None
         self._strikes["crash", state] += 1
         self.copy(index)
-        self.gone = True
         raise PowerCut
 
     def _index(self) -> Path:

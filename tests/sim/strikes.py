@@ -5,9 +5,8 @@ struck, so that a report can say that none of them was left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
-from radix.tier import Slots, Tier, Transfer, TransferDone
+from radix.tier import Tier, Transfer, TransferDone
 from tiers.faults import Call, Fault, FaultPlan, FaultyTier
 
 STARTING, UNDER_WAY, ENDING, LATE = "starting", "under way", "ending", "acknowledged late"
@@ -46,13 +45,13 @@ class Strikes(Counter[tuple[str, str]]):
             for kind, states in EXPECTED.items()
         }
 
-    def missing(self, without: Iterable[str] = ()) -> list[str]:
-        """What never struck, but for the kinds ``without``."""
+    def missing(self) -> list[str]:
+        """What never struck."""
         return [
             f"{kind}: {state}"
             for kind, states in EXPECTED.items()
             for state in states
-            if kind not in without and not self[kind, state]
+            if not self[kind, state]
         ]
 
 
@@ -80,10 +79,6 @@ class StruckTier(FaultyTier):
         """As ``store``."""
         super().load(transfer, upper)
         self._storing[transfer.job] = False
-
-    def reserve(self, group: int, count: int) -> Slots:
-        """Counts what is drawn."""
-        return super().reserve(group, count)
 
     def cancel(self, job: int) -> None:
         """Counts whom it strikes."""

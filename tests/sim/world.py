@@ -10,27 +10,23 @@ import random
 import shutil
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
-from radix.cache import PrefixCache
 from radix.errors import CapacityError, NeverFitsError
-from radix.events import Event, RequestState
+from radix.events import RequestState
 from radix.lifecycle import Work
 from radix.ownership import Ownership
 from radix.policy.limits import Breaker, Limits, Patience
-from radix.tier import Slots, Tier, TierMode
-from tests.cachemachine import FAULTS, NAMESPACES, STORIES, CacheMachine
-from tests.cacherig import Rig
-from tests.engineslots import Live
+from radix.tier import Tier, TierMode
+from tests.cachemachine import FAULTS, NAMESPACES, STORIES
 from tests.mixes import mix
-from tests.oracle import blocks_for
-from tests.sim.steady import CUTS, SteadyDisk
+from tests.resetting import reset
+from tests.sim.calm import Calming
+from tests.sim.simrig import SimRig, text_of
+from tests.sim.steady import CUTS, PowerCut, SteadyDisk
 from tests.sim.strikes import Strikes, StruckTier
-from tests.ticktier import Bytes, TickTier, peek
+from tests.ticktier import TickTier, peek
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.faults import Fault, FaultPlan
@@ -40,84 +36,42 @@ ALL_FAULTS = {
     "store": {**FAULTS["store"], Fault.CORRUPT: 0.02, Fault.OFF: 0.01},
     "load": {**FAULTS["load"], Fault.OFF: 0.03},
 }
-PATIENCE = 600  # ticks in which what fits alone ends, once nothing fails any more
 SEED_KINDS = ("memory", "slab", "memory", "lmdb")
-LOOK_EVERY = 8  # polls
+POISON = 0xEE  # what the device's memory holds before anything is written
 # How often what happens beside the traffic of ``CacheMachine.step``, in thousandths of operations.
-# The last two are called once the cache has them.
 RATES = {
     "preempt": 40,
     "resume": 50,
     "latency": 20,
+    "reload": 60,
     "abort": 20,
     "calm": 4,
     "cut": 5,
     "crash": 3,
     "reopen": 3,
-    "reset": 6,
-    "set_revision": 4,
+    "reset": 5,
+    "set_revision": 3,
 }
-LATER = ("reset", "set_revision")
 
 
-def there() -> list[str]:
-    """What can happen to the cache as it is."""
-    return [name for name in RATES if name not in LATER or hasattr(PrefixCache, name)]
-
-
-@dataclass
-class SimRig(Rig):
-    """The rig, with every event in a digest, and looks that do not take all the time."""
-
-    heard: list[Event] = field(default_factory=list)
-    polls: int = 0
-    _known_blocks: dict[tuple[bytes, bytes, int], Bytes] = field(default_factory=dict)
-
-    def blocks(self, name: bytes, tokens: Slots, group: int) -> Bytes:
-        """As the rig's, remembered."""
-        count = len(tokens) // self.cache.page_tokens * self.cache.page_tokens
-        key = name, np.asarray(tokens, np.int32)[:count].tobytes(), group
-        if key not in self._known_blocks:
-            if len(self._known_blocks) > 4096:
-                self._known_blocks.clear()
-            nbytes = self.cache.groups[group].block_bytes
-            self._known_blocks[key] = blocks_for(
-                name, tokens, self.cache.page_tokens, group, nbytes
-            )
-        return self._known_blocks[key]
-
-    def poll(self) -> list[Event]:
-        """As the rig's; what is resident is compared now and then."""
-        events = self.cache.poll()
-        for event in events:
-            self._hear(event)
-        self.heard += events
-        self._look()
-        self.polls += 1
-        if self.polls % LOOK_EVERY == 0:
-            assert self.resident == self.walk(), "the stream is not what is resident (I32)"
-        return events
-
-
-class SimWorld(CacheMachine):
+class SimWorld(Calming):
     """``begin`` opens it; ``step`` lets one thing happen; ``end_world`` ends it in calm."""
 
     rig_type = SimRig
-    rig: SimRig
 
     def __init__(self, seed: int, strikes: Strikes | None = None) -> None:
         super().__init__()
         self.strikes = Strikes() if strikes is None else strikes
         self.ran: Counter[str] = Counter()
-        self.ticks = 0
         self.opened = 0
+        self.revisions = 0
         self.now = "begin"
         self.digest = hashlib.blake2b(digest_size=16)
         self._seed = seed
         self._rng = rng = random.Random(f"world {seed}")
         self.kind = SEED_KINDS[seed % len(SEED_KINDS)]
         self.folder: TemporaryDirectory[str] | None = None
-        self._disk: SteadyDisk | None = None
+        self.disk = None
         self._left = 0  # blocks that must be there after a power cut
         self.page_tokens = rng.choice((1, 2, 4))
         self.kinds = mix(rng, self.page_tokens)
@@ -127,7 +81,7 @@ class SimWorld(CacheMachine):
         self._blocks = [rng.randint(8, 32) for _ in range(3)]
         self._faults = rng.choice((0.0, 1.0, 1.0, 2.0))
         self._delay = rng.randint(0, 4)
-        self._pace = rng.choice((0.2, 0.6, 1.0))
+        self.pace = rng.choice((0.2, 0.6, 1.0))
         self.options["clock"] = lambda: self.ticks * 1_000_000
         self.options["write"] = rng.choice(("write_through", "write_through", "write_back"))
         self.options["limits"] = Limits(
@@ -163,11 +117,11 @@ class SimWorld(CacheMachine):
         self.opened += 1
         rng = self._rng
         tiers: list[Tier] = [
-            TickTier(self._blocks[1], "host", pace=self._pace, seed=rng.randrange(1 << 30))
+            TickTier(self._blocks[1], "host", pace=self.pace, seed=rng.randrange(1 << 30))
         ]
         if self.kind == "memory":
             tiers.append(
-                TickTier(self._blocks[2], "deep", pace=self._pace, seed=rng.randrange(1 << 30))
+                TickTier(self._blocks[2], "deep", pace=self.pace, seed=rng.randrange(1 << 30))
             )
         else:
             assert self.folder is not None
@@ -180,9 +134,9 @@ class SimWorld(CacheMachine):
                 threads=1,
             )
             seed = rng.randrange(1 << 30)
-            self._disk = SteadyDisk(disk, folder, seed, self.strikes, 0.05 * self._faults)
-            self._disk.copy = self._copy
-            tiers.append(self._disk)
+            self.disk = SteadyDisk(disk, folder, seed, self.strikes, 0.05 * self._faults)
+            self.disk.copy = self._copy
+            tiers.append(self.disk)
         below: list[Tier] = [
             StruckTier(tier, self._plan(number), self.strikes) for number, tier in enumerate(tiers)
         ]
@@ -193,7 +147,13 @@ class SimWorld(CacheMachine):
             below,
             self.ownership,
         )
+        assert self.rig.device is not None
+        for group, tier in ((g, self.rig.device) for g in range(len(self.kinds))):
+            for slot in range(tier.capacity_blocks(group)):
+                peek(tier, group, slot)[:] = POISON
         self.faulty = [tier for tier in below if isinstance(tier, StruckTier)]
+        if self.revisions:
+            self.rig.cache.set_revision(f"weights {self.revisions}")
 
     def _copy(self, index: Path | None) -> None:
         """What a power cut leaves: the files as they are, records perhaps as they were before."""
@@ -218,19 +178,15 @@ class SimWorld(CacheMachine):
     def happen(self, rng: random.Random) -> str:
         """Lets one thing happen; its name."""
         self.ticks += 1
-        able = there()
-        shares = [RATES[name] for name in able]
-        name = rng.choices([*able, "traffic"], [*shares, max(0, 1000 - sum(shares))])[0]
+        shares = {**RATES, "traffic": 1000 - sum(RATES.values())}
+        name = rng.choices(list(shares), list(shares.values()))[0]
         self.now = name
         try:
             if name == "traffic":
                 self.step(rng)
             else:
                 getattr(self, f"_{name}")(rng)
-        except BaseException:
-            # whatever its handlers made of a power cut, nobody is there to see it
-            if self._disk is None or not self._disk.gone:
-                raise
+        except PowerCut:
             self._restart("power cut")
         self.ran[name] += 1
         return name
@@ -296,28 +252,50 @@ class SimWorld(CacheMachine):
             self.rig.end(live, abort=True, fence=self.fence(rng.randrange(6)))
 
     def _latency(self, rng: random.Random) -> None:
-        for tier in self.faulty:
-            if isinstance(tier.inner, TickTier):
-                tier.inner.pace = rng.choice((0.1, 0.3, 0.6, 1.0))
+        self.latency_of(rng.choice((0.1, 0.3, 0.6, 1.0)))
+
+    def _reload(self, rng: random.Random) -> None:
+        """What was cached on the device comes from below."""
+        for tier in range(rng.randint(1, len(self.rig.cache.residency.tiers) - 1)):
+            for group in range(len(self.kinds)):
+                self.rig.evict(group, 32, tier)
+        story = rng.choice(STORIES)
+        tokens = [*story[: rng.randint(1, min(24, 7 * self.page_tokens))], rng.choice(story)]
+        self.admit(tokens, rng.choice(NAMESPACES), rng.randint(0, 4), None)
+
+    # ------------------------------------------------------------ other epochs, other weights
+    def _reset(self, rng: random.Random) -> None:
+        """Of all tiers, or of some."""
+        names = [tier.name for tier in self.rig.cache.opened]
+        some = None if rng.random() < 0.5 else rng.sample(names, rng.randint(1, len(names)))
+        self._struck("reset")
+        reset(self.rig, some)
+
+    def _set_revision(self, rng: random.Random) -> None:
+        """Weights that were never there before."""
+        self.revisions += 1
+        self._struck("set_revision")
+        self.rig.roots.update(self.rig.cache._spaces.keys.values())
+        self.rig.cache.set_revision(f"weights {self.revisions}")
 
     # ------------------------------------------------------------ processes end
     def _cut(self, rng: random.Random) -> None:
         """The power goes when the disk next reaches some state."""
-        if self._disk is not None:
-            self._disk.cut = rng.choice(CUTS)
+        if self.disk is not None:
+            self.disk.cut = rng.choice(CUTS)
 
     def _crash(self, rng: random.Random) -> None:
         """The process is killed between two calls."""
         self._struck("crash")
-        if self._disk is not None:
+        if self.disk is not None:
             self._copy(None)
         self._restart("crash")
 
     def _reopen(self, rng: random.Random) -> None:
         """It is closed with whatever is under way, and opened again."""
         self._struck("close")
-        self._let_go()
-        if self._disk is not None:
+        self.let_go()
+        if self.disk is not None:
             self._left = self._on_disk()
             self._close()
             assert self.folder is not None
@@ -326,11 +304,6 @@ class SimWorld(CacheMachine):
         else:
             self._close()
         self._restart("close")
-
-    def _let_go(self) -> None:
-        for lease in self.leases:
-            lease.release()
-        self.leases.clear()
 
     def _close(self) -> None:
         with warnings.catch_warnings():
@@ -341,13 +314,13 @@ class SimWorld(CacheMachine):
         """Another process takes over. What was told durable is there (or cannot be linked)."""
         known, heard, old = self.rig.known, self.rig.heard, self.opened
         if why != "close":
-            if self._disk is not None:
-                self._disk.cut = None
-            self._let_go()
+            if self.disk is not None:
+                self.disk.cut = None
+            self.let_go()
             self._close()
         self.start()
         self.rig.known, self.rig.heard = known, heard
-        if self._disk is not None:
+        if self.disk is not None:
             assert self.folder is not None
             shutil.rmtree(Path(self.folder.name, f"disk-{old}"), ignore_errors=True)
             metrics = self.rig.cache.metrics
@@ -357,93 +330,13 @@ class SimWorld(CacheMachine):
         self.rig.poll()
         assert self.rig.resident == self.rig.walk(), "the stream is not what is resident (I32)"
 
-    # ------------------------------------------------------------ calm
-    def _calm(self, rng: random.Random) -> None:
-        """Faults stop: all that runs ends within a bound, and so does what comes then."""
-        plans = [tier.plan for tier in self.faulty]
-        if self._disk is not None:
-            self._disk.cut = None
-        for tier in self.faulty:
-            tier.plan = replace(tier.plan, rates={}, delay_polls=0)
-        for tier in self.rig.cache.tiers:
-            self.rig.cache.set_mode(tier.name, TierMode.ON)
-        self._latency_of(1.0)
-        self._let_go()
-        for live in list(self.rig.parked):
-            self.rig.end(live, abort=True)
-        for _ in range(PATIENCE):
-            if not (self.rig.live or self.rig.cache.requests.works):
-                break
-            self._tick()
-        assert not self.rig.live and not self.rig.cache.requests.works, (
-            f"not over after {PATIENCE} ticks: {[live.request.id for live in self.rig.live]}, "
-            f"{self.rig.cache.requests.works}"
-        )
-        self._alone(rng)
-        self._latency_of(self._pace)
-        for tier, plan in zip(self.faulty, plans, strict=True):
-            tier.plan = plan
-
-    def _latency_of(self, pace: float) -> None:
-        for tier in self.faulty:
-            if isinstance(tier.inner, TickTier):
-                tier.inner.pace = pace
-
-    def _tick(self) -> None:
-        self.ticks += 1
-        self.rig.pass_step()
-        for point in list(self.rig.points):
-            self.rig.pass_point(point)
-        self.rig.poll()
-        for live in list(self.rig.live):
-            if live.checked:
-                self._run_to_its_end(live)
-
-    def _run_to_its_end(self, live: Live) -> None:
-        chunk = live.work.chunk
-        upto = len(live.request)
-        if chunk is not None:
-            upto = min(upto, live.told + chunk)
-        try:
-            self.rig.compute(live, upto)
-        except CapacityError:
-            self.rig.end(live, abort=True)  # what it lacks others hold: this one makes room
-            return
-        if upto == len(live.request):
-            self.rig.end(live)
-
-    def _alone(self, rng: random.Random) -> None:
-        """A request that fits alone is served within the bound (I29)."""
-        room = min(
-            self.rig.cache.tiers[0].capacity_blocks(group) * rule.block_pages
-            for group, rule in enumerate(self.rig.cache.residency.rules)
-            if not rule.per_position
-        )
-        length = min(max(1, room * self.page_tokens // 2), 24)
-        prompt = [*rng.choice(STORIES)[:length]]
-        for _ in range(PATIENCE):
-            try:
-                self.rig.admit(prompt, rng.choice(NAMESPACES))
-                break
-            except CapacityError:
-                if self.ownership is Ownership.SHARED:
-                    self.rig.empty()  # what is cached is on the engine's own slots
-                self._tick()
-        else:
-            raise AssertionError(f"never admitted in {PATIENCE} ticks: {prompt} (I29)")
-        for _ in range(PATIENCE):
-            if not (self.rig.live or self.rig.cache.requests.works):
-                return
-            self._tick()
-        raise AssertionError(f"never over in {PATIENCE} ticks: {prompt} (I29)")
-
     # ------------------------------------------------------------ what it did
     def note(self, name: str) -> None:
         """Puts what happened into the digest: events, counters, the operation."""
         add = self.digest.update
         add(name.encode())
         for event in self.rig.heard:
-            add(_text(event))
+            add(text_of(event))
         self.rig.heard.clear()
         add(repr(sorted(self.rig.cache.counters().items())).encode())
 
@@ -466,13 +359,3 @@ class SimWorld(CacheMachine):
         """Takes the folder away."""
         if self.folder is not None:
             self.folder.cleanup()
-
-
-def _text(event: Event) -> bytes:
-    parts = [type(event).__name__]
-    for name in event.__slots__:
-        value = getattr(event, name)
-        if name == "error":
-            value = value is not None  # its text names the folder
-        parts.append(value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value))
-    return "|".join(parts).encode()
