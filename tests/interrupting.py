@@ -7,12 +7,12 @@ from __future__ import annotations
 import random
 
 from radix.errors import CapacityError, NeverFitsError
-from tests.cachemachine import MOST_LIVE, MemoryMachine
+from tests.cachemachine import MOST_LIVE, CacheMachine, DiskMachine, MemoryMachine
 from tests.resetting import reset
 
 
-class InterruptedMachine(MemoryMachine):
-    """Three tiers in memory, as its parent; ``step`` draws interruptions between the others."""
+class _Interrupts(CacheMachine):
+    """Draws interruptions between the steps of its parent."""
 
     revisions = 0
 
@@ -62,3 +62,18 @@ class InterruptedMachine(MemoryMachine):
         spaces = self.rig.cache._spaces
         assert not spaces.retired, "a namespace of older weights was never let go"
         assert not self.rig.cache.transfers.fenced, "a slot is fenced for ever (I31)"
+
+
+class InterruptedMachine(_Interrupts, MemoryMachine):
+    """Three tiers in memory."""
+
+
+class InterruptedDiskMachine(_Interrupts, DiskMachine):
+    """A host tier and a disk, which is closed and opened now and then."""
+
+    def reopen(self) -> None:
+        """As its parent; the engine says again what its weights are."""
+        super().reopen()
+        if self.revisions:
+            self.rig.cache.set_revision(f"r{self.revisions}")
+            self.rig.poll()

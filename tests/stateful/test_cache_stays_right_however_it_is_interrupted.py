@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from radix.ownership import Ownership
-from tests.interrupting import InterruptedMachine
+from tests.interrupting import InterruptedDiskMachine, InterruptedMachine
 
 
 def _storm(seed: int, steps: int, *, mixed: bool = False) -> None:
@@ -47,6 +47,36 @@ def test_cache_that_is_interrupted_keeps_its_invariants(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_cache_of_mixed_groups_that_is_interrupted_keeps_its_invariants(seed: int) -> None:
     _storm(seed, 120, mixed=True)
+
+
+def _disk_storm(seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    machine = InterruptedDiskMachine()
+    machine.begin(
+        page_tokens=rng.choice((1, 4)),
+        blocks=(rng.randint(8, 16), rng.randint(4, 24)),
+        seed=seed,
+        faults=rng.random() < 0.5,
+        payload=rng.choice(("slab", "lmdb")),
+        groups=random.Random(seed) if seed % 2 else 1,
+    )
+    try:
+        for number in range(steps):
+            if rng.random() < 0.03:
+                machine.reopen()
+            machine.step(rng)
+            machine.rig.cache.check()
+            if number % 4 == 0:
+                machine.rig.walk()
+        machine.teardown()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cache_over_a_disk_that_is_interrupted_keeps_its_invariants(seed: int) -> None:
+    _disk_storm(seed, 100)
 
 
 def test_interrupted_storm_of_one_seed_is_the_same_storm() -> None:
