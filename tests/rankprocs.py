@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from radix.groups import Group
+from radix.layout import Part
 from radix.ranks import Orders, RankWorker
 from radix.reports import Values
 from radix.shards import Parallelism, Shards, shards_of
@@ -38,8 +39,10 @@ SEGMENT = 1 << 16
 
 
 def model() -> tuple[Group, ...]:
-    """Heads that ranks divide, a latent that each rank holds whole, and a state."""
-    return group("kv", heads(8)), group("mla", latent()), group("ssm", recurrent())
+    """Heads that ranks divide, a latent that each rank holds whole, and a state that has both."""
+    shared = Part("bc", "bfloat16", (("layer", 4), ("channel", 5)))
+    state = group("ssm", (*recurrent(), shared))
+    return group("kv", heads(8)), group("mla", latent()), state
 
 
 class Gathering:

@@ -75,6 +75,15 @@ def _compute(ranks: Team, request: Request) -> None:
     ranks.tell("write", STATE, [request.running(STATE)], [BLOCKS - 1])
 
 
+def _look(ranks: Team, request: Request) -> None:
+    """Every rank holds its share of the hit, byte for byte."""
+    for group in (0, 1):
+        slots = request.slots(group)[:BLOCKS].tolist()
+        assert ranks.tell("holds", group, slots, list(range(BLOCKS))) == [True] * RANKS
+    running = [request.running(STATE)]
+    assert ranks.tell("holds", STATE, running, [BLOCKS - 1]) == [True] * RANKS
+
+
 def _serve(ranks: Team, cache: PrefixCache) -> None:
     request = _ready(cache, cache.admit(PROMPT))
     _compute(ranks, request)
@@ -115,11 +124,7 @@ def test_what_four_ranks_stored_is_loaded_at_another_degree(
         ranks.open(reader, _name("r"))
         request = _ready(cache, cache.admit(PROMPT))
         assert request.hit_tokens == BLOCKS * P and set(request.sources) == {"disk"}
-        for group in (0, 1):
-            slots = request.slots(group)[:BLOCKS].tolist()
-            assert ranks.tell("holds", group, slots, list(range(BLOCKS))) == [True] * RANKS
-        running = [request.running(STATE)]
-        assert ranks.tell("holds", STATE, running, [BLOCKS - 1]) == [True] * RANKS
+        _look(ranks, request)
         request.finish()
         _idle(cache)
         cache.check()
@@ -157,9 +162,7 @@ def test_a_load_that_fails_on_one_rank_shortens_the_hit(ranks: Team, tmp_path: P
         _idle(cache)
         request = _ready(cache, cache.admit(PROMPT))
         assert request.hit_tokens == BLOCKS * P, "it was refused for ever"
-        for group in (0, 1):
-            slots = request.slots(group)[:BLOCKS].tolist()
-            assert ranks.tell("holds", group, slots, list(range(BLOCKS))) == [True] * RANKS
+        _look(ranks, request)
         request.finish()
         _idle(cache)
         cache.check()
