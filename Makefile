@@ -15,14 +15,17 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-long powerloss check format deps bench clean wheel
+.PHONY: help setup demo test test-long powerloss livelock check format deps bench clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
 	@echo "make demo       replay a workload through device, host and disk; writes demo-report/"
 	@echo "make test       checks and tests, at most six minutes"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make sim        the whole cache in simulated worlds; SEEDS=200"
+	@echo "make endurance  one cache for very long; OPS=10000000"
 	@echo "make powerloss  what power losses leave behind, state by state; SEEDS=4"
+	@echo "make livelock   small random systems in which every request must finish; N=100000"
 	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
 	@echo "make format     rewrite what the formatters can"
 	@echo "make bench      benchmarks; ARGS=--smoke for a quick run"
@@ -54,6 +57,17 @@ test-long: setup
 
 powerloss: setup
 	$(BIN)/python -m tests.powerloss --seeds $(or $(SEEDS),4)
+
+SEEDS ?= 200
+sim: setup
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+OPS ?= 10000000
+endurance: setup
+	$(BIN)/python -m tests.sim.endurance --operations $(OPS)
+
+livelock: setup
+	$(BIN)/python -m tests.livelock $(or $(N),100000)
 
 check: setup
 	$(BIN)/ruff check .
