@@ -392,7 +392,7 @@ class PrefixCache(Serving, Traffic):
             rows: list[Slots] | None = None
             if slots is not None or self._shared is not None:
                 rows = rows_for_insert(self.ownership, slots, self.residency.rules, count)
-            if first and len(self.residency.tiers) > 1:
+            if first and (len(self.residency.tiers) > 1 or self._epochs.begun):
                 inserting.check_device(lease)
             if count == 0:
                 return Inserted(0, 0, [], [])

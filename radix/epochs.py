@@ -45,11 +45,13 @@ class Epochs:
         self._requests = requests
         self._spaces = spaces
         self._prefetches = prefetches
+        self.begun = False  # a lease may cover what is not there any more
 
     def reset(self, tiers: Sequence[int]) -> None:
         """A new epoch in these tiers, -1 being the engine's own. ``TierError`` of a persistent one
         that cannot keep it: nothing has changed. Cost: what they hold.
         """
+        self.begun = True
         numbers = [tier for tier in tiers if tier >= 0]
         for tier in numbers:
             self._residency.tiers[tier].renew()
@@ -105,7 +107,7 @@ class Epochs:
     def _leave(self) -> None:
         """What retired namespaces have goes as far as nobody holds it."""
         every = range(len(self._residency.tiers))
-        for root in self._spaces.retired:
+        for root in sorted(self._spaces.retired):
             for node in reversed(self._residency.tree.nodes(root)):
                 with suppress(StaleError):
                     self._residency.forget(_end(root, node), node.start, every, RESET)

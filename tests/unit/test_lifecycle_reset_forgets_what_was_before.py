@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from radix.cache import PrefixCache
-from radix.errors import TierUnavailableError
+from radix.errors import LeaseError, TierUnavailableError
 from radix.events import BlocksRemoved, RequestState
 from radix.ownership import Ownership
 from tests.cacherig import GROUPS, ORDER, Rig, build
@@ -20,6 +20,7 @@ from tests.resetting import reset, served_again
 from tests.ticktier import peek
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
+from tiers.index import IndexTier
 
 PROMPT = list(range(12))
 SCHEDULES = pytest.mark.parametrize("late", [False, True], ids=["synchronous", "asynchronous"])
@@ -261,6 +262,30 @@ def test_windows_states_and_slots_of_the_engines_are_reset_too(
     rig.end(again)
     rig.settle()
     rig.finish_all()
+
+
+@pytest.mark.parametrize("ownership", [Ownership.OWNED, Ownership.SHARED])
+def test_insert_under_a_lease_of_before_is_refused(ownership: Ownership) -> None:
+    """C53 for an engine that drives the cache itself: no page stands behind one that is gone."""
+    cache = PrefixCache(GROUPS[:1], [IndexTier(16)], page_tokens=4, ownership=ownership)
+    slots = {"slots": [[0, 1]]} if ownership is Ownership.SHARED else {}
+    with cache.lease(cache.match(PROMPT)[1]) as lease:
+        cache.insert(PROMPT[:8], lease, **slots)
+        assert lease.pages == 2
+        cache.reset()
+        cache.check()
+        more = {"slots": [[2]]} if slots else {}
+        with pytest.raises(LeaseError, match="does not hold"):
+            cache.insert(PROMPT, lease, **more)
+        cache.check()
+    found, cursor = cache.match(PROMPT)
+    assert found.hit_pages == 0
+    with cache.lease(cursor._replace(pages=0)) as lease:
+        cache.insert(PROMPT, lease, **({"slots": [[2, 3, 4]]} if slots else {}))
+    cache.poll()
+    cache.check()
+    assert cache.match(PROMPT)[0].hit_pages == 2
+    cache.close()
 
 
 # ---------------------------------------------------------------- on a disk
