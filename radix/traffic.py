@@ -19,6 +19,8 @@ from radix.tier import Slots, Tier, TierMode
 from radix.transfers import Job, Transfers
 from radix.writeback import Room, WriteBack
 
+MOST_IN_VAIN = 8  # times that a flush offers what was refused, or failed, each time
+
 
 class Traffic(Facade):
     """The part of a cache that is about moves. Ahead: ``prefetch``. Ask: ``borrowed``, ``room``.
@@ -94,30 +96,29 @@ class Traffic(Facade):
             return self._back.room(tier)
 
     def flush(self) -> list[Event]:
-        """Ends every transfer and makes durable what is stored, dirty blocks first (write_back).
-        Blocks; the events meanwhile.
+        """Ends every transfer and makes durable what is stored, dirty blocks first (write_back),
+        but for those whose copies are refused, or fail, again and again. Blocks; the events
+        meanwhile.
         """
         events = self.poll()
-        refused = self._all_down()
-        while self._under_way() or refused:
-            under_way = self._under_way()
-            self._flush_tiers()
-            self.wait()
-            events += self.poll()
-            again = self._all_down()
-            if refused and again and not under_way and not self._under_way():
-                break  # nothing moves, so nothing makes room either
-            refused = again
+        least, in_vain = -1, 0
+        while True:
+            with self.gate:
+                dirty = self._back.everything()
+            while self._under_way():
+                self._flush_tiers()
+                self.wait()
+                events += self.poll()
+            in_vain = 0 if 0 <= dirty < least or least < 0 else in_vain + 1
+            least = dirty if least < 0 else min(least, dirty)
+            if not dirty or in_vain == MOST_IN_VAIN:
+                break  # what still refuses each copy keeps it, as ever
         self._flush_tiers()
         return events
 
     def _under_way(self) -> bool:
         """Whether something moves that somebody waits for; what is late may never end."""
         return any(not job.late for job in self.transfers.jobs.values())
-
-    def _all_down(self) -> bool:
-        with self.gate:
-            return self._back.everything()
 
     def _flush_tiers(self) -> None:
         with self.gate:

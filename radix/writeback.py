@@ -207,17 +207,18 @@ class WriteBack:
                     dirty = self._dirty(at, tier, group, node.start + lo, hi - lo)
                     yield at, node.start + lo, hi - lo, int(dirty.sum())
 
-    def everything(self) -> bool:
-        """Sends every dirty block down; whether a full queue refused some. Cost: the tree."""
-        refused = False
+    def everything(self) -> int:
+        """Sends every dirty block down; how many there were. Cost: the tree."""
+        found = 0
         for tier in range(self._transfers.deepest if self.enabled else 0):
             for group in range(len(self._residency.groups)):
                 for at, first, count, dirty in list(self.dirty_runs(tier, group)):
                     end = self._tree.resolve(at)
                     left = min(count, end.pages - first)
                     if dirty and left > 0:
-                        refused |= not self._store(end, first, left, tier, (group,))
-        return refused
+                        found += dirty
+                        self._store(end, first, left, tier, (group,))
+        return found
 
     def room(self, tier: int) -> tuple[Room, ...]:
         """What a tier has of each group. Cost: the tree."""

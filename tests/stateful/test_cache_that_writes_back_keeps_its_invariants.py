@@ -12,7 +12,7 @@ import pytest
 from radix.ownership import Ownership
 from radix.policy.limits import Breaker, Limits, Patience
 from radix.prefetching import Prefetch
-from tests.cachemachine import STORIES, MemoryMachine
+from tests.cachemachine import STORIES, DiskMachine, MemoryMachine
 
 
 def limits_of(rng: random.Random) -> Limits:
@@ -99,6 +99,35 @@ def test_storms_meet_every_bound() -> None:
         if all(totals.values()):
             return
     raise AssertionError(f"never met: {totals}")
+
+
+def disk_storm(seed: int, steps: int) -> None:
+    """Over real threads and a real disk, which is closed and opened now and then."""
+    rng = random.Random(seed)
+    machine = DiskMachine()
+    machine.options |= {"write": "write_back", "limits": limits_of(rng)}
+    machine.begin(
+        page_tokens=rng.choice((1, 4)),
+        blocks=(rng.randint(8, 16), rng.randint(4, 24)),
+        seed=seed,
+        faults=rng.random() < 0.5,
+        payload=rng.choice(("slab", "lmdb")),
+        groups=random.Random(seed) if seed % 2 else 1,
+    )
+    for number in range(steps):
+        if rng.random() < 0.03:
+            machine.reopen()
+        machine.step(rng)
+        machine.rig.cache.check()
+        if number % 4 == 0:
+            machine.rig.walk()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_cache_that_writes_back_to_a_disk_keeps_its_invariants(seed: int) -> None:
+    """A flush ends whatever fails: a copy that failed each time was once offered for ever."""
+    disk_storm(seed, 80)
 
 
 @pytest.mark.long
