@@ -11,7 +11,7 @@ from tests.cachemachine import MOST_LIVE, CacheMachine, DiskMachine, MemoryMachi
 from tests.resetting import reset
 
 
-class _Interrupts(CacheMachine):
+class Interrupts(CacheMachine):
     """Draws interruptions between the steps of its parent."""
 
     revisions = 0
@@ -64,11 +64,11 @@ class _Interrupts(CacheMachine):
         assert not self.rig.cache.transfers.fenced, "a slot is fenced for ever (I31)"
 
 
-class InterruptedMachine(_Interrupts, MemoryMachine):
+class InterruptedMachine(Interrupts, MemoryMachine):
     """Three tiers in memory."""
 
 
-class InterruptedDiskMachine(_Interrupts, DiskMachine):
+class InterruptedDiskMachine(Interrupts, DiskMachine):
     """A host tier and a disk, which is closed and opened now and then."""
 
     def reopen(self) -> None:

@@ -191,7 +191,10 @@ def test_slots_under_a_lease_rest_until_it_is_released() -> None:
     rig.finish_all()
 
 
-def test_acknowledgements_that_are_swallowed_cost_nothing_once_the_fence_is_lifted() -> None:
+@SCHEDULES
+def test_acknowledgements_that_are_swallowed_cost_nothing_once_the_fence_is_lifted(
+    late: bool,
+) -> None:
     """An engine drops what its workers report of before a reset: the slots stay fenced until it
     says that they are free, and a report that comes after all changes nothing.
     """
@@ -200,7 +203,8 @@ def test_acknowledgements_that_are_swallowed_cost_nothing_once_the_fence_is_lift
     live = rig.until_ready(rig.admit(PROMPT[:8]))
     rig.compute(live, 8)
     reset(rig)
-    rig.end(live)
+    rig.end(live, fence=rig.fence() if late else None)
+    rig.pass_step()
     held = live.request.slots().tolist()
     for _ in range(3):
         rig.poll()
@@ -218,6 +222,25 @@ def test_acknowledgements_that_are_swallowed_cost_nothing_once_the_fence_is_lift
     rig.end(other)
     rig.settle()
     assert served_again(rig, PROMPT) == 0
+    rig.finish_all()
+
+
+def test_slots_that_an_engine_lent_are_on_loan_until_the_fence_is_lifted() -> None:
+    rig = build(below=(32,), device=8, ownership=Ownership.BORROWED)
+    rig.own = [list(range(8))]
+    rig.ticks[0].pace = 0.0
+    live = rig.until_ready(rig.admit(PROMPT[:8]))
+    rig.compute(live, 8)
+    reset(rig)
+    rig.end(live)
+    rig.poll()
+    assert len(rig.cache.borrowed()) == 1
+    rig.cache.fence_lifted()
+    rig.poll()
+    assert not rig.cache.borrowed() and rig.states[live.request.id] == list(ORDER)
+    rig.ticks[0].pace = 1.0
+    rig.settle()
+    _empty_books(rig)
     rig.finish_all()
 
 
