@@ -57,8 +57,10 @@ class Agreement:
     ) -> None:
         """``agree``: gives the element-wise minimum over all ranks of a row of int64; called by all
         of them equally often, with rows of one length. ``timed``: something waits for the clock
-        alone, so that every poll takes a step.
+        alone, so that every poll takes a step. Raises ``TypeError``.
         """
+        if agree is not None and not callable(agree):
+            raise TypeError(f"agree must be callable, not {type(agree).__name__}")
         self._agree = agree
         self._timed = timed
         self._read = clock

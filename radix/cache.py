@@ -103,9 +103,9 @@ class PrefixCache(Serving, Traffic):
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
         kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
         blocks go down when they are new (``"write_through"``) or when they have to go
-        (``"write_back"``). ``limits``: bounds and deadlines of what moves. ``agree``: this
-        is one of several replicas, which are called alike, with fences that are step numbers; it
-        gives the element-wise minimum over all of them. Raises ``ValueError``, ``TypeError``,
+        (``"write_back"``). ``limits``: bounds and deadlines of what moves. ``agree``: gives
+        the element-wise minimum over all replicas of this cache, which are called alike, with
+        fences that are step numbers (``Agreement``). Raises ``ValueError``, ``TypeError``,
         ``TierError`` for a tier that does not open; nothing is open then.
         """
         self.groups = check_groups(groups)
@@ -114,23 +114,11 @@ class PrefixCache(Serving, Traffic):
         bounds = check_writes(write, limits)
         self.agreement = Agreement(agree, tiers_of(tiers), clock, timed=bounds.timed)
         media = self.agreement.tiers
-        if not isinstance(ownership, Ownership):
-            raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
-        self.ownership = ownership
         check_supported(self.groups, len(media), self.page_tokens)
         rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
         self.align_tokens = math.lcm(self.page_tokens, at_least_one("align_tokens", align_tokens))
         check_policy(policy)
-        self._lent = lent = ownership is Ownership.BORROWED
-        if lent and len(media) < 2:
-            raise ValueError("borrowed device slots need a tier below the device")
-        if ownership is Ownership.SHARED:
-            self._shared: AdoptedSlots | None = AdoptedSlots(media[0])
-            self.tiers: tuple[Tier, ...] = (self._shared, *media[1:])
-        else:
-            self._shared, self.tiers = None, media
-        self.opened = self.tiers
-        placed = self.tiers[1:] if lent else self.tiers
+        placed = self._placed(media, ownership)
         self.metrics = Metrics()
         self._events: list[Event] = []
         self._clock = self.agreement.clock
@@ -142,7 +130,7 @@ class PrefixCache(Serving, Traffic):
             tiers=len(placed),
             page_tokens=self.page_tokens,
             check_ids=not self.keys.opaque,
-            keep_keys=events or len(placed) > 1 or lent or placed[0].capability.persistent,
+            keep_keys=events or len(placed) > 1 or self._lent or placed[0].capability.persistent,
             seed=seed,
         )
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
@@ -150,6 +138,18 @@ class PrefixCache(Serving, Traffic):
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
         self._assemble(media, write, checkpoints, bounds)
         self._open(media, largest)
+
+    def _placed(self, media: tuple[Tier, ...], ownership: Ownership) -> tuple[Tier, ...]:
+        """Says who owns the first tier's slots; the tiers that the tree places blocks in."""
+        if not isinstance(ownership, Ownership):
+            raise TypeError(f"ownership must be an Ownership, not {type(ownership).__name__}")
+        self.ownership, self._lent = ownership, ownership is Ownership.BORROWED
+        if self._lent and len(media) < 2:
+            raise ValueError("borrowed device slots need a tier below the device")
+        self._shared = AdoptedSlots(media[0]) if ownership is Ownership.SHARED else None
+        self.tiers = media if self._shared is None else (self._shared, *media[1:])
+        self.opened = self.tiers
+        return self.tiers[1:] if self._lent else self.tiers
 
     def _assemble(
         self, media: tuple[Tier, ...], write: str, checkpoints: Checkpoints | None, bounds: Limits
