@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-long powerloss livelock check format deps bench clean wheel
+.PHONY: help setup demo test test-long powerloss livelock sim endurance check format deps bench clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"

@@ -14,8 +14,6 @@ from tests.cacherig import Rig
 from tests.oracle import blocks_for
 from tests.ticktier import Bytes
 
-LOOK_EVERY = 8  # polls
-
 
 @dataclass
 class SimRig(Rig):
@@ -23,6 +21,7 @@ class SimRig(Rig):
 
     heard: list[Event] = field(default_factory=list)
     polls: int = 0
+    look_every: int = 8  # polls
     _known_blocks: dict[tuple[bytes, bytes, int], Bytes] = field(default_factory=dict)
 
     def blocks(self, name: bytes, tokens: Slots, group: int) -> Bytes:
@@ -46,7 +45,7 @@ class SimRig(Rig):
         self.heard += events
         self._look()
         self.polls += 1
-        if self.polls % LOOK_EVERY == 0:
+        if self.polls % self.look_every == 0:
             assert self.resident == self.walk(), "the stream is not what is resident (I32)"
         return events
 

@@ -5,6 +5,7 @@ struck, so that a report can say that none of them was left out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from radix.tier import Tier, Transfer, TransferDone
 from tiers.faults import Call, Fault, FaultPlan, FaultyTier
@@ -38,20 +39,21 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 class Strikes(Counter[tuple[str, str]]):
     """How often each kind of fault struck in each state."""
 
-    def table(self) -> dict[str, dict[str, int]]:
-        """By kind, by state, in the order of ``EXPECTED``."""
+    def table(self, without: Collection[str] = ()) -> dict[str, dict[str, int]]:
+        """By kind (but for some), by state, in the order of ``EXPECTED``."""
         return {
             kind: {state: self[kind, state] for state in states}
             for kind, states in EXPECTED.items()
+            if kind not in without
         }
 
-    def missing(self) -> list[str]:
+    def missing(self, without: Collection[str] = ()) -> list[str]:
         """What never struck."""
         return [
             f"{kind}: {state}"
-            for kind, states in EXPECTED.items()
-            for state in states
-            if not self[kind, state]
+            for kind, states in self.table(without).items()
+            for state, count in states.items()
+            if not count
         ]
 
 

@@ -57,7 +57,8 @@ RATES = {
 class SimWorld(Calming):
     """``begin`` opens it; ``step`` lets one thing happen; ``end_world`` ends it in calm."""
 
-    rig_type = SimRig
+    rig_type: type[SimRig] = SimRig
+    rates = RATES
 
     def __init__(self, seed: int, strikes: Strikes | None = None) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class SimWorld(Calming):
     def happen(self, rng: random.Random) -> str:
         """Lets one thing happen; its name."""
         self.ticks += 1
-        shares = {**RATES, "traffic": 1000 - sum(RATES.values())}
+        shares = {**self.rates, "traffic": 1000 - sum(self.rates.values())}
         name = rng.choices(list(shares), list(shares.values()))[0]
         self.now = name
         try:
