@@ -132,6 +132,7 @@ class System:
         # often exactly what the largest one needs, alone: pools of 8 to 32 blocks where they may be
         spare = rng.choice((0, 0, 1, 3, 8))
         least = rng.choice((1, 1, 8))
+        writes = "write_back" if seed % 7 in (1, 2) else "write_through"
         return cls(
             seed=seed,
             page=page,
@@ -143,7 +144,7 @@ class System:
             hangs=rng.choice((0.0, 0.0, 0.1)),
             lag=rng.choice((0, 1, 2)),
             bypass=rng.choice((0, 1, 3)),
-            write=rng.choice(("write_through", "write_through", "none")),
+            write=rng.choice((writes, writes, "none")),
             plans=tuple(plans),
         )
 

@@ -19,10 +19,12 @@ def queue(
     groups: Sequence[Group] = (full(),),
     page: int = 1,
     first: Tier | None = None,
+    write: str = "write_through",
     **rules: int,
 ) -> Waiting:
     """Over pools of so many blocks in the first tier."""
-    cache = PrefixCache(groups, [first or IndexTier(blocks), *below], page_tokens=page)
+    tiers = [first or IndexTier(blocks), *below]
+    cache = PrefixCache(groups, tiers, page_tokens=page, write=write)
     return Waiting(cache, **rules)
 
 

@@ -68,3 +68,18 @@ def test_cached_prefix_keeps_out_nobody_who_is_let_in_alone(chunk: int | None) -
         assert let_in(waiting, 2) == [waiter.age]
         end(waiting, waiter)
     close(waiting)
+
+
+def test_clean_and_dirty_are_told_apart_by_what_is_short() -> None:
+    """Dirty blocks may go too, once a copy below is acknowledged; clean ones go at once."""
+    waiting = queue(8, IndexTier(16, "host"), write="write_back")
+    first = waiting.submit([1] * 8)
+    let_in(waiting)
+    end(waiting, first)
+    waiting.tick()
+    waiter = waiting.submit([2] * 8)
+    short = waiting.tick().short
+    assert isinstance(short, CapacityError) and (short.dirty, short.clean, short.free) == (8, 0, 0)
+    assert "8 of them dirty" in str(short) and waiting.wait(30.0)
+    assert let_in(waiting, 2) == [waiter.age], "the copies were acknowledged"
+    close(waiting)
