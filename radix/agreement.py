@@ -176,7 +176,7 @@ class AgreedTier(FrontTier):
         failed: Exception | None = None
         said = np.full(1 + 2 * len(groups), BEYOND, np.int64)
         try:
-            self.inner.attach(groups, page_bytes, _inner(upper))
+            self.inner.attach(groups, page_bytes, None if upper is None else _inner(upper))
             numbers = range(len(groups))
             said[1:] = [self.inner.capacity_blocks(number) for number in numbers] + [
                 self.inner.free_blocks(number) for number in numbers
@@ -452,6 +452,6 @@ class AgreedTier(FrontTier):
         return TierUnavailableError(self.name, f"is {self._mode.value} and {what}", retryable=True)
 
 
-def _inner(tier: Tier | None) -> Tier:
-    """The tier of this rank, where the bytes are; None stays None for a first tier."""
-    return tier.inner if isinstance(tier, AgreedTier) else tier  # type: ignore[return-value]
+def _inner(tier: Tier) -> Tier:
+    """The tier of this rank, where the bytes are."""
+    return tier.inner if isinstance(tier, AgreedTier) else tier

@@ -30,8 +30,8 @@ def joined(found: Sequence[Restored], minimum: Minimum, free: Free) -> list[Rest
     most = -int(minimum(np.array([-len(mine)], np.int64))[0])
     if not most:
         return []
-    common = _common(mine, most, minimum)
-    order = np.flatnonzero(common)
+    everywhere = _on_all(mine, most, minimum)
+    order = np.flatnonzero(everywhere)
     order = order[np.argsort(mine[order], kind="stable")]
     ages = minimum(order.astype(np.int64))  # the numbers are the same on all ranks, so are places
     rank = np.full(len(mine), -1, np.int64)
@@ -59,20 +59,20 @@ def _numbers(found: Restored) -> Values:
     return (mixed >> np.uint64(3)).astype(np.int64) + 1
 
 
-def _common(mine: Values, most: int, minimum: Minimum) -> npt.NDArray[np.bool_]:
+def _on_all(mine: Values, most: int, minimum: Minimum) -> npt.NDArray[np.bool_]:
     """Which of the numbers all ranks have. Cost: the numbers, and a minimum a round."""
     size = 1 << max(4, int(2 * most - 1).bit_length())
-    common = np.zeros(len(mine), np.bool_)
+    everywhere = np.zeros(len(mine), np.bool_)
     for odd in _ODD[:_ROUNDS]:
         hashed = mine.astype(np.uint64) * np.uint64(odd)
         place = (hashed >> np.uint64(64 - size.bit_length() + 1)).astype(np.int64)
         table = np.zeros(size, np.int64)
-        left = ~common
-        np.maximum.at(table, place[left], mine[left])  # of two in one place the greater, everywhere
+        left = ~everywhere
+        np.maximum.at(table, place[left], mine[left])  # of two in one place the greater
         heard = minimum(np.concatenate((table, -table)))
         agreed = (heard[:size] == table) & (heard[size:] == -table) & (table > 0)
-        common |= left & agreed[place] & (table[place] == mine)
-    return common
+        everywhere |= left & agreed[place] & (table[place] == mine)
+    return everywhere
 
 
 def _picked(found: Restored, kept: npt.NDArray[np.int64]) -> Restored:

@@ -169,7 +169,7 @@ def rank_main(rank: int, folder: str) -> None:
             continue
         try:
             mine, told = _answer(mine, what, value, pg, rank)
-        except BaseException:  # the outermost line of a message: told to the control plane
+        except BaseException:  # outermost: told to the control plane
             told = traceback.format_exc()
             dist.gather_object(("failed", told), dst=RANKS)
         else:

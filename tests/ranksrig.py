@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Meeting:
         self._barrier.wait()
         everybody = list(self._said)
         self._barrier.wait()
-        return everybody  # type: ignore[return-value]
+        return cast(list[T], everybody)
 
     def agree(self, rank: int) -> Agree:
         """The element-wise minimum over all ranks."""
@@ -88,7 +88,7 @@ def replicated(ranks: int, act: Callable[[int, Meeting], T]) -> list[T]:
     def run(rank: int) -> None:
         try:
             results[rank] = act(rank, meeting)
-        except BaseException as error:  # the thread's outermost line: raised again below
+        except BaseException as error:  # outermost: raised again below
             errors.append(error)
             meeting.leave()
 
@@ -101,7 +101,7 @@ def replicated(ranks: int, act: Callable[[int, Meeting], T]) -> list[T]:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error
     assert not errors, errors
-    return results  # type: ignore[return-value]
+    return cast(list[T], results)
 
 
 # ---------------------------------------------------------------------- what a replica knows
