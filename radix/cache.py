@@ -72,7 +72,8 @@ class PrefixCache(Serving, Traffic):
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
     Engine-driven: ``match``, ``lease``, ``insert``, ``evict``, ``offer``, ``spare``.
     Ask: ``explain``, ``counters``, ``usage``, ``borrowed``. Run: ``set_mode``, ``flush``,
-    ``check``, ``close``. One thread at a time: a call while another runs raises ``BusyError``.
+    ``check``, ``close``. Begin anew: ``reset``, ``fence_lifted``, ``set_revision``. One thread at a
+    time: a call while another runs raises ``BusyError``.
     """
 
     def __init__(

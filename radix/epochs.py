@@ -46,6 +46,7 @@ class Epochs:
         self._spaces = spaces
         self._prefetches = prefetches
         self.begun = False  # a lease may cover what is not there any more
+        self._late = False  # jobs of an older epoch are under way
 
     def reset(self, tiers: Sequence[int]) -> None:
         """A new epoch in these tiers, -1 being the engine's own. ``TierError`` of a persistent one
@@ -60,6 +61,9 @@ class Epochs:
         for job in self._transfers.jobs.values():
             if job.move.source in tiers or job.move.target in tiers:
                 self._transfers.outdate(job)
+                self._late = True
+                if not job.storing:
+                    self._transfers.cancel(job)
         loads = [work for work in self._requests.works.values() if work.state is _LOADING]
         computes = self._requests.loading.top in tiers
         if computes:
@@ -87,7 +91,9 @@ class Epochs:
             self._transfers.let_go(LEASES)
         if self._spaces.retired:
             self._leave()
-        self._transfers.lift(self._ended, swallowed=False)
+        if self._late:
+            self._transfers.lift(self._ended, swallowed=False)
+            self._late = any(job.stale for job in self._transfers.jobs.values())
 
     def lift(self) -> None:
         """Whatever was under way at the last reset is over, though nobody said so."""
