@@ -338,21 +338,25 @@ class Loading:
             corrupt = job.done is not None and bool(job.done.corrupt[first])
             self.shorten(work, int(pages[first]), "corrupt" if corrupt else "load failed")
 
-    def gave_up(self, work: Work, job: Job) -> None:
-        """A load of this request is late: the slots that it writes are its own from now on, and
-        what it was to bring does not come.
+    def gave_up(self, work: Work, jobs: list[Job]) -> None:
+        """Loads of this request are late: the slots that they write are their own from now on, and
+        what they were to bring does not come.
         """
-        held = work.held[job.move.group]
-        pages = job.move.pages - held.rule.lookahead_pages
-        if job.move.target == self.top and held.rule.per_position:
-            held.running = NO_SLOT
-        elif job.move.target == self.top:
-            mine = pages[held.own[pages]]
-            held.slots[mine], held.own[mine] = NO_SLOT, False
-        if job.move.target == self.top:
+        lost: list[int] = []
+        for job in jobs:  # all of them, before the hit is laid anew over what is left
+            held = work.held[job.move.group]
+            pages = job.move.pages - held.rule.lookahead_pages
+            lost.append(int(pages[0]))
+            if job.move.target != self.top:
+                continue
+            if held.rule.per_position:
+                held.running = NO_SLOT
+            else:
+                mine = pages[held.own[pages]]
+                held.slots[mine], held.own[mine] = NO_SLOT, False
             held.coming[pages[pages < len(held.coming)]] = False
         if work.state is RequestState.LOADING:
-            self.shorten(work, int(pages[0]), "load late")
+            self.shorten(work, min(lost), "load late")
 
     def shorten(self, work: Work, page: int, reason: str) -> None:
         """What ends with ``page`` does not come: the hit becomes the greatest length without it

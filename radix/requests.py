@@ -352,10 +352,10 @@ class Requests:
     def run(self) -> None:
         """Once a poll: fences, loads that can go on, stores to offer again, ends."""
         self.fences.run()
-        for owner, job in self.transfers.expire():
+        for owner, jobs in self.transfers.expire().items():
             self._moved = True
             if owner in self.works:
-                self.loading.gave_up(self.works[owner], job)
+                self.loading.gave_up(self.works[owner], jobs)
         moved, self._moved = self._moved, False
         for work in list(self.works.values()):
             if work.state is RequestState.LOADING:

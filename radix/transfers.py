@@ -284,25 +284,25 @@ class Transfers(Jobs[Move]):
             and slot in (job.upper_slots if job.storing else job.lower_slots)
         }
 
-    def expire(self) -> list[tuple[int, Job]]:
-        """Loads whose deadline has passed are given up: whose they were, and they. They go on
+    def expire(self) -> dict[int, list[Job]]:
+        """Loads whose deadline has passed are given up: by owner that he had. They go on
         owning what they write until they end, if ever; slots that the engine lent stay on loan.
         """
         bound, now = self.limits.load_deadline, self.now()
         if bound.endless:
-            return []
+            return {}
         late = [
             job
             for job in self.jobs.values()
             if not (job.storing or job.cancelled) and bound.over(job.since, now)
         ]
-        given_up: list[tuple[int, Job]] = []
+        given_up: dict[int, list[Job]] = {}
         for job in late:
             self.cancel(job)
             self.count("late", job.move.source, job.move.group, job.move.blocks, "load")
             self.breakers.ended(job.move.source, storing=False, good=False)
             if job.move.target >= 0:
-                given_up.append((job.owner, job))
+                given_up.setdefault(job.owner, []).append(job)
                 self.disown(job)
         return given_up
 

@@ -134,14 +134,18 @@ def test_aborted_request_ends_while_its_load_does_not() -> None:
 
 
 def test_all_groups_go_on_at_one_shorter_length_when_one_is_late() -> None:
-    """The load of one group is late, the others came: all of them take the length without it."""
+    """The load of one group is late, the others came: all of them take the length without it. And
+    where all are late at once: the first was given up and the hit laid anew over slots of the
+    second, which were then taken from it, so that the request computed into none.
+    """
     groups = (
         Group.full("kv", 64),
         Group("near", Group.full("near", 24).layout, Retention("window", tokens=2 * PAGE)),
         Group("state", Group.full("state", 32).layout, Retention("state"), per_sequence=True),
+        Group.full("latent", 24),
     )
-    for late in range(3):
-        rig = build(groups=groups, device=(24, 24, 12), below=(32,), limits=_limits(polls=4))
+    for late in (0, 1, 2, 3, None):
+        rig = build(groups=groups, device=(24, 24, 12, 24), below=(32,), limits=_limits(polls=4))
         live = rig.until_ready(rig.admit(PROMPT, boundaries=[16]))
         rig.compute(live, len(PROMPT))
         rig.end(live)
@@ -149,13 +153,16 @@ def test_all_groups_go_on_at_one_shorter_length_when_one_is_late() -> None:
         rig.empty(0)
         live = rig.admit(PROMPT)
         rig.ticks[0].held = {
-            number for number, job in rig.cache.transfers.jobs.items() if job.move.group == late
+            number
+            for number, job in rig.cache.transfers.jobs.items()
+            if late in (job.move.group, None)
         }
         assert rig.ticks[0].held, f"group {late} has nothing to load"
         rig.until_ready(live)
         assert live.request.hit_tokens == 0, f"group {late}"
         rig.cache.check()
         rig.compute(live, len(PROMPT))
+        rig.cache.check()
         rig.ticks[0].held = set()
         rig.finish_all()
 
