@@ -23,6 +23,7 @@ from radix.reports import Values
 from radix.tier import Tier
 from tests.cachemachine import MOST_LIVE, MemoryMachine, plan
 from tests.cacherig import Rig
+from tests.interrupting import Interrupts
 from tests.mixes import mix
 from tests.ticktier import TickTier
 from tiers.device import DeviceTier
@@ -148,7 +149,7 @@ class ReplicaRig(Rig):
         return events
 
 
-class ReplicaMachine(MemoryMachine):
+class ReplicaMachine(Interrupts, MemoryMachine):
     """The machine of one rank: the same steps on all, over tiers that behave as they like."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:

@@ -13,12 +13,15 @@ import pytest
 
 from radix.agreement import Agreement
 from radix.cache import PrefixCache
-from radix.errors import CorruptBlockError, TierError
+from radix.errors import CorruptBlockError, TierError, UnsupportedError
 from radix.groups import Group
 from radix.joining import joined
+from radix.ranks import RankWorker
 from radix.reports import FAILED, PENDING, heard_of, said_of
+from radix.shards import Parallelism, shards_of
 from radix.tier import Records, Restored, TransferDone
 from tests.ranksrig import Meeting, replicated
+from tests.shardrig import every_group
 from tests.ticktier import TickTier
 from tiers.device import DeviceTier
 from tiers.host import HostTier
@@ -136,3 +139,12 @@ def test_a_tier_that_opens_on_one_rank_only_opens_on_none() -> None:
 
     told = replicated(2, one)
     assert "too small" in str(told[0]) and "did not open on another rank" in str(told[1])
+
+
+def test_what_no_rank_could_do_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="agree must be callable, not int"):
+        PrefixCache([Group.full("kv", 64)], [TickTier(4, "host")], agree=3)
+    heads = every_group()["eight heads"]
+    shards = shards_of((heads,), Parallelism(2, context=2))
+    with pytest.raises(UnsupportedError, match="'eight heads': rank 0 has no share"):
+        RankWorker(0, shards, TickTier(4, "device"), TickTier(4, "host"))
