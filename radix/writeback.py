@@ -171,9 +171,15 @@ class WriteBack:
         target = tier + 1
         if target > self._transfers.deepest:
             return _GONE
-        taken = self._store(at, first, count, tier, (group,))
-        pages = np.arange(first, first + count, dtype=np.int64)
-        if self._transfers.landing(at, target, group, pages).any():
+        lease, node, end = self._tree.lease(at, 0)  # a job pins less: what is behind it may go
+        try:
+            taken = self._store(Cursor(at.root, node, end), first, count, tier, (group,))
+            pages = np.arange(first, first + count, dtype=np.int64)
+            at = self._tree.lease_end(at.root, lease)
+            coming = self._transfers.landing(at, target, group, pages).any()
+        finally:
+            self._tree.release(lease, stamp=False)
+        if coming:
             return _DOWN
         if not taken or self._hopeful(target):
             return _STUCK
