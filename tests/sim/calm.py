@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from radix.errors import CapacityError
 from radix.ownership import Ownership
+from radix.prefetching import Prefetch
 from radix.tier import TierMode
 from tests.cachemachine import NAMESPACES, STORIES, CacheMachine
 from tests.engineslots import Live
@@ -31,8 +32,15 @@ class Calming(CacheMachine):
     pace = 1.0  # of tiers in memory, while it is not calm
     disk: SteadyDisk | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefetches: list[Prefetch] = []
+
     def let_go(self) -> None:
-        """Gives back every lease."""
+        """Gives back every lease and prefetch."""
+        for ahead in self.prefetches:
+            ahead.release()
+        self.prefetches.clear()
         for lease in self.leases:
             lease.release()
         self.leases.clear()

@@ -17,6 +17,7 @@ from radix.errors import CapacityError, NeverFitsError
 from radix.events import RequestState
 from radix.lifecycle import Work
 from radix.ownership import Ownership
+from radix.policy.checkpoint import Checkpoints
 from radix.policy.limits import Breaker, Limits, Patience
 from radix.tier import Tier, TierMode
 from tests.cachemachine import FAULTS, NAMESPACES, STORIES
@@ -44,6 +45,7 @@ RATES = {
     "resume": 50,
     "latency": 20,
     "reload": 60,
+    "prefetch": 30,
     "abort": 20,
     "calm": 4,
     "cut": 5,
@@ -85,7 +87,9 @@ class SimWorld(Calming):
         self.pace = rng.choice((0.2, 0.6, 1.0))
         self.options["clock"] = lambda: self.ticks * 1_000_000
         self.options["write"] = rng.choice(("write_through", "write_through", "write_back"))
+        self.options["checkpoints"] = Checkpoints(rng.choice((0, 0, 8)), rng.choice((None, 2)))
         self.options["limits"] = Limits(
+            prefetch_deadline=Patience(polls=rng.choice((20, 4096))),
             demote_after=Patience(polls=rng.choice((None, 10, 100))),
             load_deadline=Patience(polls=rng.choice((None, None, 30))),
             stores=rng.choice((None, None, 2)),
@@ -263,6 +267,17 @@ class SimWorld(Calming):
         story = rng.choice(STORIES)
         tokens = [*story[: rng.randint(1, min(24, 7 * self.page_tokens))], rng.choice(story)]
         self.admit(tokens, rng.choice(NAMESPACES), rng.randint(0, 4), None)
+
+    def _prefetch(self, rng: random.Random) -> None:
+        """Begins one, or ends one that runs."""
+        if len(self.prefetches) >= 2 or (self.prefetches and rng.random() < 0.3):
+            self.prefetches.pop(0).release()
+            return
+        story = rng.choice(STORIES)
+        tokens = story[: rng.randint(1, min(24, 7 * self.page_tokens))]
+        ahead = self.rig.cache.prefetch(tokens, namespace=rng.choice(NAMESPACES))
+        assert ahead.tokens <= max(0, len(tokens) - 1)
+        self.prefetches.append(ahead)
 
     # ------------------------------------------------------------ other epochs, other weights
     def _reset(self, rng: random.Random) -> None:
