@@ -95,6 +95,26 @@ def test_transfers_of_before_end_before_the_end_is_told() -> None:
     rig.finish_all()
 
 
+def test_no_store_of_before_is_submitted_after_the_end_was_told_final() -> None:
+    """The kernel of the part that was preempted runs last: what it fills is stored before."""
+    rig = build(below=(32,), device=16)
+    live = rig.until_ready(rig.admit(PROMPT, new_tokens=4))
+    fence = rig.fence()
+    rig.compute(live, 8, fence)
+    rig.preempt(live, fence=fence)
+    again = rig.until_ready(rig.resume(live))
+    assert again.request.hit_tokens == 0
+    rig.end(again)
+    for _ in range(3):
+        rig.poll()
+        assert rig.states[again.request.id][-1] is RequestState.GENERATION_DONE
+    rig.pass_step()
+    rig.settle()
+    assert rig.states[again.request.id][-3:] == list(ORDER[2:])
+    assert rig.cache.metrics.total("store", "blocks") == 2
+    rig.finish_all()
+
+
 @pytest.mark.parametrize("abort", [False, True])
 @pytest.mark.parametrize("settled", ["at once", "finalized", "released"])
 def test_preempted_request_may_end_without_being_resumed(abort: bool, settled: str) -> None:
@@ -130,9 +150,10 @@ def test_what_may_not_be_kept_goes_though_it_was_preempted_meanwhile() -> None:
     rig.compute(again, 12)
     rig.preempt(again)
     again = _go_on(rig, again)
-    rig.end(again, cacheable_upto=9)
+    assert again.request.hit_tokens == 8, "a page of others, and one of its own"
+    rig.end(again, cacheable_upto=4)
     rig.settle()
-    assert rig.cache.explain([*PROMPT, 0]).hit_tokens == 8
+    assert rig.cache.explain([*PROMPT, 0]).hit_tokens == 4
     rig.finish_all()
 
 

@@ -159,6 +159,30 @@ def test_tiers_that_are_not_named_keep_what_they_have(name: str) -> None:
     rig.finish_all()
 
 
+def test_request_that_loads_uses_no_block_that_a_reset_took_from_it() -> None:
+    """A part of its hit stood on the device, the rest was on its way up from a tier that stays."""
+    rig = build(below=(32,), device=16)
+    rig.serve(PROMPT)
+    rig.evict(0, 1, 0)
+    rig.ticks[0].pace = 0.0
+    live = rig.admit([*PROMPT, 0])
+    assert live.request.sources == {"device": 8, "host": 4}
+    reset(rig, ["device"])
+    rig.cache.check()
+    other = rig.until_ready(rig.admit([9] * 16))
+    rig.compute(other, 16)
+    assert not set(live.request.slots().tolist()) & set(other.request.slots().tolist())
+    rig.ticks[0].pace = 1.0
+    rig.until_ready(live)
+    assert live.request.hit_tokens == 0
+    rig.compute(live, 13)
+    rig.end(live)
+    rig.end(other)
+    rig.settle()
+    assert rig.cache.metrics.get("match", "miss", "reset") == 12
+    rig.finish_all()
+
+
 def test_running_request_stores_on_where_only_lower_tiers_are_reset() -> None:
     """Its own blocks are no older than itself: what it computes goes down into the new epoch."""
     rig = build(below=(32,), device=16)
@@ -344,6 +368,23 @@ def test_epoch_is_durable_when_reset_returns(tmp_path: Path, payload: str, flush
         assert again.cache.explain(found).tiers == {"disk": 8}, "what came later is of the new one"
         assert served_again(again, lost) == 0
         again.cache.close()
+
+
+def test_store_under_way_is_of_the_epoch_in_which_it_began(tmp_path: Path) -> None:
+    """Its record becomes durable after the reset; a crash before it is removed must not show it."""
+    rig = _on_disk(tmp_path / "a")
+    live = rig.until_ready(rig.admit(PROMPT))
+    rig.compute(live, 12)
+    reset(rig)
+    rig.cache.tiers[1].flush()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    crashed = _on_disk(tmp_path / "b")
+    assert crashed.cache.tiers[1].counts.dropped == 3, "the records are there, of an older epoch"
+    assert served_again(crashed, PROMPT) == 0
+    crashed.cache.close()
+    rig.end(live)
+    rig.finish_all()
+    rig.cache.close()
 
 
 def test_epoch_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
