@@ -123,6 +123,20 @@ def check_capacity(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -
             raise NeverFitsError(
                 f"tier {tier.name!r}, group {spec.name!r}", needed=needed[group], capacity=capacity
             )
+    if tier.capability.shares_bytes and len(groups) > 1:
+        _check_budget(tier, groups, needed)
+
+
+def _check_budget(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -> None:
+    """The same where all groups share one budget of bytes: each may fit alone and not all."""
+    sizes = [count * spec.block_bytes for count, spec in zip(needed, groups, strict=True)]
+    left = tier.usage().limit_bytes - sum(sizes)
+    if left < 0:
+        group = sizes.index(max(sizes))
+        spec = groups[group]
+        room = max(0, sizes[group] + left) // spec.block_bytes
+        what = f"tier {tier.name!r}, group {spec.name!r} beside the others of one budget"
+        raise NeverFitsError(what, needed=needed[group], capacity=room)
 
 
 def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:

@@ -102,6 +102,24 @@ def test_window_is_charged_a_window_and_a_step_however_long_the_prompt() -> None
     assert pool_sizes(groups, 1, Largest(100))[1] == 100, "in one step everything is there at once"
 
 
+def test_groups_of_one_budget_that_fit_each_alone_and_not_together_are_refused() -> None:
+    """The fault: each group's blocks were held against the whole budget, so that a request whose
+    groups together are beyond it was let into the queue, and waited there for ever.
+    """
+    groups = (full(block_bytes=64), full("latent", 32))
+    tier = IndexTier(limit_bytes=960)  # 15 of the one, 30 of the other, 10 of both
+    cache = PrefixCache(groups, [tier], page_tokens=1, largest=Largest(10))
+    with pytest.raises(NeverFitsError) as never:
+        cache.admit([1] * 11)
+    assert (never.value.needed, never.value.capacity) == (11, 9)
+    assert "'kv' beside the others" in str(never.value)
+    cache.admit([1] * 10).abort()
+    cache.poll()
+    cache.close()
+    with pytest.raises(NeverFitsError):
+        PrefixCache(groups, [IndexTier(limit_bytes=960)], page_tokens=1, largest=Largest(11))
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [

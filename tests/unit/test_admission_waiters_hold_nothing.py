@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from radix import CapacityError
+from radix import CapacityError, Ownership, PrefixCache, Waiting
 from tests.mixes import full, state, window
 from tests.queuerig import close, end, held, let_in, queue
 from tiers.index import IndexTier
@@ -83,3 +83,19 @@ def test_clean_and_dirty_are_told_apart_by_what_is_short() -> None:
     assert "8 of them dirty" in str(short) and waiting.wait(30.0)
     assert let_in(waiting, 2) == [waiter.age], "the copies were acknowledged"
     close(waiting)
+
+
+def test_waiter_over_shared_slots_is_let_in_once_the_engine_offers_enough() -> None:
+    """The engine's own allocator is the pool: what it has not offered is not there."""
+    tier = IndexTier(8)
+    cache = PrefixCache((full(),), [tier], page_tokens=1, ownership=Ownership.SHARED)
+    waiting = Waiting(cache)
+    waiter = waiting.submit([1] * 4)
+    cache.offer(0, [0, 1, 2])
+    assert let_in(waiting, 3) == [] and cache.tree.stats().leases == 0
+    cache.offer(0, [3, 4])
+    assert let_in(waiting) == [waiter.age]
+    end(waiting, waiter)
+    waiting.tick()
+    assert len(cache.spare(0)) == 1, "the fifth; four are cached"
+    cache.close()
