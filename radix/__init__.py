@@ -41,6 +41,7 @@ from radix.plan import Cursor, Demand, Explanation, Need
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.limits import Breaker, Limits, Patience
 from radix.prefetching import Prefetch, PrefetchState
+from radix.ranks import Orders, Ranks, RankWorker
 from radix.replicas import verify_replicas
 from radix.request import Request
 from radix.shards import Parallelism, Shards, shards_of
@@ -83,6 +84,7 @@ __all__ = [
     "Namespace",
     "Need",
     "NeverFitsError",
+    "Orders",
     "Ownership",
     "Parallelism",
     "Part",
@@ -90,6 +92,8 @@ __all__ = [
     "Prefetch",
     "PrefetchState",
     "PrefixCache",
+    "RankWorker",
+    "Ranks",
     "Request",
     "RequestError",
     "RequestState",
