@@ -1,6 +1,6 @@
 """R4, hold and wait: a hit that fails while it loads may leave a request short of slots, because
 the blocks that it was to read are now to be computed while others still read them. Such requests
-kept the slots that they had, and two of them could wait for each other for ever, though each fitted.
+kept the slots that they had; two of them could wait for each other for ever, though each fitted.
 """
 
 from __future__ import annotations
