@@ -236,9 +236,11 @@ class Rig(OwnSlots):
 
     def _reads_until(self, live: Live, fence: object) -> None:
         work, before = live.work, []
+        # what was told is written before the fence passes, and windows move on then
+        behind = max(work.shared, live.told // self.cache.page_tokens)
         for group, held in enumerate(work.held):
             wanted = self.blocks(live.name, live.request.tokens(), group)
-            first = held.rule.first_page(work.shared)
+            first = held.rule.first_page(behind)
             ahead = held.rule.lookahead_pages
             for block in range(first, 0 if self._rolls(held) else work.shared - ahead):
                 if held.slots[block] >= 0 and not (held.own[block] or self._borrows):

@@ -205,6 +205,13 @@ class SimWorld(Calming):
         self._struck("abort" if abort else "finish", self.pick(number).work)
         super().end(number, fence, abort, keep)
 
+    def compute(self, number: int, part: int, fence: int) -> None:
+        """An engine that shares its slots may have taken back what a step of reused pages needs."""
+        try:
+            super().compute(number, part, fence)
+        except CapacityError:
+            assert self.ownership is Ownership.SHARED, "a step of an admitted request fits (R1)"
+
     def switch(self, tier: int, mode: TierMode) -> None:
         """Counts what a switch struck."""
         self._struck("switch")
