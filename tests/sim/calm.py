@@ -82,10 +82,18 @@ class Calming(CacheMachine):
         self.rig.pass_step()
         for point in list(self.rig.points):
             self.rig.pass_point(point)
+        if any(live.request.short for live in self.rig.live) and self.rig.own:
+            self._offer()
         self.rig.poll()
         for live in list(self.rig.live):
             if live.checked:
                 self._run_to_its_end(live)
+
+    def _offer(self) -> None:
+        """A request whose hit became shorter lacks slots, and they are the engine's to give."""
+        for group, free in enumerate(self.rig.own if self.ownership is Ownership.SHARED else ()):
+            self.rig.cache.offer(group, free)
+            free.clear()
 
     def _run_to_its_end(self, live: Live) -> None:
         chunk = live.work.chunk
