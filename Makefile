@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-long powerloss livelock sim endurance check format deps bench clean wheel
+.PHONY: help setup demo test test-long powerloss livelock sim endurance mutants check format deps bench clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
@@ -26,6 +26,7 @@ help:
 	@echo "make endurance  one cache for very long; OPS=10000000"
 	@echo "make powerloss  what power losses leave behind, state by state; SEEDS=4"
 	@echo "make livelock   small random systems in which every request must finish; N=100000"
+	@echo "make mutants    breaks the code on purpose, a fault at a time; each must be noticed; ONLY=NAME"
 	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
 	@echo "make format     rewrite what the formatters can"
 	@echo "make bench      benchmarks; ARGS=--smoke for a quick run"
@@ -68,6 +69,9 @@ endurance: setup
 
 livelock: setup
 	$(BIN)/python -m tests.livelock $(or $(N),100000)
+
+mutants: setup
+	$(BIN)/python -m tests.mutants $(addprefix --only ,$(ONLY))
 
 check: setup
 	$(BIN)/ruff check .
