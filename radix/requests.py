@@ -267,7 +267,7 @@ class Requests:
                 continue
             owned = len(held.private())
             if held.reuses:
-                counts[group] = self._more(group, held, needed[group] - owned, pages - work.pages)
+                counts[group] = self._more(work, group, needed[group] - owned, pages)
                 continue
             last = -(-pages // held.rule.block_pages) * held.rule.block_pages
             counts[group] = len(held.ends(len(held.slots), last))
@@ -285,14 +285,21 @@ class Requests:
                 held.slots[ends], held.own[ends] = slots, True
         work.pages = pages
 
-    def _more(self, group: int, held: Held, short: int, pages: int) -> int:
+    def _more(self, work: Work, group: int, short: int, pages: int) -> int:
         """Slots that a group whose pages reuse them gets for more pages: up to all that it ever
         holds at once. Where there are too few, the blocks of the tree's in its window fund some:
-        they fall behind, and leave room, before those slots are needed (R1).
+        they fall behind, and leave room, before those slots are needed (R1). Not so of what the
+        very next step needs: its own window stands as long.
         """
-        more = max(0, min(short, pages))
+        held = work.held[group]
+        more = max(0, min(short, pages - work.pages))
         if more > self.residency.available(0, group):
-            more -= min(more, int(((held.slots != NO_SLOT) & ~held.own).sum()))
+            step = -(-(work.told + (work.chunk or 0)) // self.page_tokens)
+            ends = held.ends(work.told // self.page_tokens, min(step, pages))
+            bare = int((ends >= len(held.slots)).sum())
+            bare += int((held.slots[ends[ends < len(held.slots)]] == NO_SLOT).sum())
+            funded = int(((held.slots != NO_SLOT) & ~held.own).sum())
+            more = max(min(more, bare - len(held.spare)), more - funded, 0)
         return more
 
     def lend(self, work: Work, slots: list[Slots]) -> None:
