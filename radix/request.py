@@ -189,7 +189,9 @@ class Request:
 
     def prepare(self, chunk: int) -> None:
         """Gives the pages of the next ``chunk`` tokens their slots, where ``chunk_tokens`` of the
-        admission lets pages reuse them. Nothing to do otherwise. Raises ``ValueError`` beyond it.
+        admission lets pages reuse them. Nothing to do otherwise. Raises ``ValueError`` beyond it,
+        ``CapacityError`` where what earlier steps give back still waits for their fences, or a
+        sharing engine took back (``spare``) what it had offered: offer more, or let fences pass.
         """
         tokens = count_of("chunk", chunk)
         with self._cache.gate:

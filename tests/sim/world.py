@@ -206,11 +206,15 @@ class SimWorld(Calming):
         super().end(number, fence, abort, keep)
 
     def compute(self, number: int, part: int, fence: int) -> None:
-        """An engine that shares its slots may have taken back what a step of reused pages needs."""
+        """An engine that shares its slots may have taken back what a step of reused pages needs,
+        and one that is steps ahead of its fences has to wait for what they give back.
+        """
+        ahead = any(live.work.waiting for live in self.running)
         try:
             super().compute(number, part, fence)
         except CapacityError:
-            assert self.ownership is Ownership.SHARED, "a step of an admitted request fits (R1)"
+            fits = "a step of an admitted request fits (R1)"
+            assert ahead or self.ownership is Ownership.SHARED, fits
 
     def switch(self, tier: int, mode: TierMode) -> None:
         """Counts what a switch struck."""
