@@ -11,21 +11,16 @@ import pytest
 from radix.cache import PrefixCache
 from radix.errors import TierError, TierUnavailableError
 from tests.cacherig import GROUPS
-from tests.interrupting import Interrupts
 from tests.ranksrig import Meeting, ReplicaMachine, replicated
 from tests.ticktier import TickTier
 from tiers.device import DeviceTier
-
-
-class _Machine(Interrupts, ReplicaMachine):
-    """One rank, interrupted as the others are."""
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_replicas_that_are_interrupted_stay_identical(seed: int, mixed: bool) -> None:
     def one(rank: int, meeting: Meeting) -> int:
-        machine = _Machine(rank, meeting)
+        machine = ReplicaMachine(rank, meeting)
         machine.start(seed, 2 + seed % 2, mixed=mixed)
         rng = random.Random(seed)
         for _ in range(70):
