@@ -36,7 +36,7 @@ from radix.events import Event
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
-from radix.inserting import Inserting
+from radix.inserting import Inserting, Rows
 from radix.keys import Namespace, check_range
 from radix.lease import Lease, drain, mask_of
 from radix.lifecycle import Fences, Work, terms_of
@@ -387,9 +387,9 @@ class PrefixCache(Serving, Traffic):
             first = lease.cursor.pages
             count = max(0, len(run) // self.page_tokens - first)
             inserting = self._inserting
-            lengths = inserting.boundaries(
-                numbers_of("boundaries", boundaries), first, first + count
-            )
+            lengths = numbers_of("boundaries", boundaries) if boundaries else []
+            if lengths:
+                lengths = inserting.boundaries(lengths, first, first + count)
             rows: list[Slots] | None = None
             if slots is not None or self._shared is not None:
                 rows = rows_for_insert(self.ownership, slots, self.residency.rules, count)
@@ -403,7 +403,8 @@ class PrefixCache(Serving, Traffic):
             rows, unneeded = inserting.needed(rows, first, lengths)
             shared.adopt_all([row[row != NO_SLOT] for row in rows])
             try:
-                result = inserting.insert(asked, lease, first, rows)
+                given = Rows(np.stack(rows), [None] * len(rows))
+                result = inserting.insert(asked, lease, first, given)
             except BaseException:
                 shared.withdraw_all([row[row != NO_SLOT] for row in rows])
                 raise
@@ -425,12 +426,12 @@ class PrefixCache(Serving, Traffic):
         if inserting.parts:  # pages behind the hit may stand in the tree already
             found = self._prompts.find(asked, 0, 0)
             at = Cursor(at.root, found.node, found.structural_pages)
-        if partial:
-            count, rows = inserting.fitting(at, first, count, lengths)
-            if count == 0:
-                return Inserted(0, 0, [], [])
-        else:
+        if not partial:
             rows = inserting.reserve(first, first + count, lengths, at)
+        elif (some := inserting.fitting(at, first, count, lengths)) is not None:
+            rows = some
+        else:
+            return Inserted(0, 0, [], [])
         return inserting.insert(asked, lease, first, rows)
 
     def evict(self, group: int, count: int, *, tier: int = 0) -> Slots:

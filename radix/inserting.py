@@ -43,6 +43,15 @@ class Inserted(NamedTuple):
     duplicates: list[Slots]
 
 
+class Rows(NamedTuple):
+    """Slots of new pages, (groups, pages), -1 for none; by group the one span [lo, hi) of those
+    that are slots, None where they may lie anywhere.
+    """
+
+    slots: Slots
+    spans: Sequence[tuple[int, int] | None]
+
+
 class Inserting:
     """The engine-driven insert of one cache. ``columns``: those of the first tier, by group."""
 
@@ -60,6 +69,10 @@ class Inserting:
         self.align_tokens = align_tokens
         self.shared = shared
         self.parts = any(not rule.everywhere for rule in residency.rules)
+        self.plain = all(
+            rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
+            for rule in residency.rules
+        )
         tree = residency.tree
         self.columns = np.array(
             [tree.column(group, 0) for group in range(len(residency.groups))], np.uint32
@@ -124,32 +137,37 @@ class Inserting:
             spare.append(row[~mask & (row != NO_SLOT)])
         return kept, spare
 
-    def reserve(self, first: int, last: int, boundaries: Sequence[int], at: Cursor) -> list[Slots]:
+    def reserve(self, first: int, last: int, boundaries: Sequence[int], at: Cursor) -> Rows:
         """Slots for what pages [first, last) want and the path to ``at`` does not hold yet: a row a
         group, -1 elsewhere; all or none.
         """
-        rows: list[Slots] = []
+        rules, count = self.residency.rules, last - first
+        if len(rules) == 1 and self.plain:
+            return Rows(self.residency.reserve(0, 0, count).reshape(1, count), [(0, count)])
+        slots = np.full((len(rules), count), NO_SLOT, np.int32)
+        spans: list[tuple[int, int] | None] = []
         # Making room must not take what stands behind the caller's lease and gets no slot here.
         pin = 0
         if at.pages > first:
             pin, node, pages = self.residency.tree.lease(at, 0)
             at = Cursor(at.root, node, pages)
         try:
-            for group, rule in enumerate(self.residency.rules):
+            for group, rule in enumerate(rules):
                 span = self._one_span(rule, first, last, boundaries) if at.pages <= first else None
-                rows.append(
-                    self._reserve_some(group, rule, first, last, boundaries, at)
-                    if span is None
-                    else self._reserve_span(group, last - first, *span)
-                )
+                spans.append(span)
+                if span is None:
+                    self._reserve_some(slots[group], group, rule, first, last, boundaries, at)
+                elif span[1] > span[0]:
+                    lo, hi = span
+                    slots[group, lo:hi] = self.residency.reserve(0, group, hi - lo)
         except BaseException:
-            for group, row in enumerate(rows):
+            for group, row in enumerate(slots):
                 self.give_back(group, row)
             raise
         finally:
             if pin:
                 self.residency.tree.release(pin, stamp=False)
-        return rows
+        return Rows(slots, spans)
 
     @staticmethod
     def _one_span(
@@ -168,45 +186,34 @@ class Inserting:
             return None
         return max(0, rule.first_page(last) - first), last - first
 
-    def _reserve_span(self, group: int, count: int, lo: int, hi: int) -> Slots:
-        if hi - lo == count:
-            return self.residency.reserve(0, group, count)
-        row = np.full(count, NO_SLOT, np.int32)
-        if hi > lo:
-            row[lo:hi] = self.residency.reserve(0, group, hi - lo)
-        return row
-
     def _reserve_some(
         self,
+        row: Slots,
         group: int,
         rule: Rule,
         first: int,
         last: int,
         boundaries: Sequence[int],
         at: Cursor,
-    ) -> Slots:
+    ) -> None:
         mask = self.wanted(rule, first, last, boundaries)
-        row = np.full(len(mask), NO_SLOT, np.int32)
         count = min(len(mask), at.pages - first)
         if count > 0:
             mask[:count] &= self.residency.slots(at, group, 0, first, count) == NO_SLOT
         if need := int(np.count_nonzero(mask)):
             row[mask] = self.residency.reserve(0, group, need)
-        return row
 
-    def fitting(
-        self, at: Cursor, first: int, count: int, boundaries: Sequence[int]
-    ) -> tuple[int, list[Slots]]:
-        """As many of the pages as there is room for, and their slots."""
+    def fitting(self, at: Cursor, first: int, count: int, boundaries: Sequence[int]) -> Rows | None:
+        """Slots of as many of the pages as there is room for; None for none."""
         while count:
             last = first + count
             inside = [length for length in boundaries if length <= last]
             try:
-                return count, self.reserve(first, last, inside, at)
+                return self.reserve(first, last, inside, at)
             except CapacityError as error:
                 room = max(0, error.free + error.evictable)
                 count = min(count - 1, max(room, count // 2))
-        return 0, []
+        return None
 
     def give_back(self, group: int, row: Slots) -> None:
         """Reserved slots of a row go back to the tier."""
@@ -223,14 +230,14 @@ class Inserting:
                 )
 
     # ------------------------------------------------------------ in
-    def insert(self, prompt: Prompt, lease: Lease, first: int, given: list[Slots]) -> Inserted:
+    def insert(self, prompt: Prompt, lease: Lease, first: int, given: Rows) -> Inserted:
         """The pages enter the tree with ``given`` slots (reserved, or adopted), the lease covers
         them, and what is new goes down. On an error the slots go back.
         """
-        count = len(given[0])
+        slots, spans = given
+        count = slots.shape[1]
         tree = self.residency.tree
-        slots = np.stack(given) if len(given) > 1 else given[0]
-        canonical = np.empty((len(given), count), np.int32)
+        canonical = np.empty(slots.shape, np.int32)
         try:
             root, node, pages = lease.cursor
             if self.parts and pages:
@@ -247,25 +254,32 @@ class Inserting:
                 lease.native(tree),
             )
         except BaseException:
-            for group, row in enumerate(given):
+            for group, row in enumerate(slots):
                 self.give_back(group, row)
             raise
         lease.cursor = _tuple(Cursor, (root, result[0], result[1]))
+        same = self.residency.events is None and canonical.tobytes() == slots.tobytes()
         twice = [
-            self._settle(lease.cursor, group, first, row, canonical[group])
-            for group, row in enumerate(given)
+            self._commit(group, slots[group], span)
+            # As mostly; so it takes a fifth of what comparing them in numpy takes.
+            if same
+            else self._settle(lease.cursor, group, first, slots[group], canonical[group])
+            for group, span in enumerate(spans)
         ]
         for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
             self.transfers.count("declined", refused.target, refused.group, refused.blocks)
         return Inserted(result.existing, result.created, list(canonical), twice)
 
+    def _commit(self, group: int, row: Slots, span: tuple[int, int] | None) -> Slots:
+        """Commits every slot of a row; none was not needed."""
+        taken = row[row != NO_SLOT] if span is None else row[span[0] : span[1]]
+        if len(taken):
+            self.residency.tiers[0].commit(group, taken)
+        return row[:0]
+
     def _settle(self, at: Cursor, group: int, first: int, row: Slots, kept: Slots) -> Slots:
         """Commits what the tree took; the slots that it did not need."""
         tier = self.residency.tiers[0]
-        if self.residency.events is None and kept.tobytes() == row.tobytes():
-            # As mostly; so it takes a fifth of what comparing them in numpy takes.
-            tier.commit(group, row[row != NO_SLOT] if self.parts else row)
-            return row[:0]
         taken = (kept == row) & (row != NO_SLOT)
         tier.commit(group, row[taken])
         spare: Slots = row[~taken & (row != NO_SLOT)]
