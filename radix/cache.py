@@ -125,6 +125,7 @@ class PrefixCache(Serving, Traffic):
         self._clock = self.agreement.clock
         self.gate = Gate()
         self._dropped: deque[int] = deque()
+        self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
         self.tree = TreeCore(
             self.keys.page_bytes,
             groups=rules,
@@ -340,7 +341,8 @@ class PrefixCache(Serving, Traffic):
                 # No int32 buffer as it stands: converted, or refused by name.
                 run, left = int32(tokens), count_of("leave", leave)
                 found = tree_match(self.tree.capsule, root, run, left, readable)
-            return found, _tuple(Cursor, (root, found[5], found[2]))
+            self._seen = seen = _tuple(Cursor, (root, found[5], found[2]))
+            return found, seen
         finally:
             gate.leave()
 
@@ -423,7 +425,7 @@ class PrefixCache(Serving, Traffic):
                 "use admit and computed, or shared slots"
             )
         inserting, first, at = self._inserting, lease.cursor.pages, lease.cursor
-        if inserting.parts:  # pages behind the hit may stand in the tree already
+        if inserting.parts and at != self._seen:  # pages behind the hit may be there already
             found = self._prompts.find(asked, 0, 0)
             at = Cursor(at.root, found.node, found.structural_pages)
         if not partial:
