@@ -161,11 +161,11 @@ def run_contention(sizes: Sizes, place: Place) -> Outcome:
                     spans.append(disk.load_ms(pick, batches))
                 loads += len(spans)
                 rounds.add_median(name, OURS, "ms", spans)
+                disk.rest()
                 if batches:
                     seconds = time.perf_counter() - start
                     moved = (disk.stored - before) * block / 1e6
                     rounds.add(STORED, OURS, "MB/s", moved / seconds)
-                disk.rest()
         disk.close()
     found = rounds.rows()
     return Outcome(

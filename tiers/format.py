@@ -275,9 +275,10 @@ def host_id() -> str:
 class DirectoryLock:
     """The lock of a directory's one owner: an flock, which the kernel drops when it dies.
 
-    A forked child closes its copy at once, so that it does not hold the lock in its parent's
-    place. Processes of two containers that share a directory are told apart by the host id in the
-    message; over a network file system the lock is only as good as its flock.
+    It is given back by name: a child that was just forked has not closed its copy of the
+    descriptor yet, and would hold it in its parent's place. Processes of two containers that
+    share a directory are told apart by the host id in the message; over a network file system the
+    lock is only as good as its flock.
     """
 
     _open: ClassVar[weakref.WeakSet[DirectoryLock]] = weakref.WeakSet()
@@ -308,6 +309,8 @@ class DirectoryLock:
         """Gives the lock back. Idempotent."""
         if self._descriptor >= 0:
             DirectoryLock._open.discard(self)
+            with contextlib.suppress(OSError):  # a copy that a fork made holds nothing then
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 
