@@ -55,7 +55,9 @@ def count_of(name: str, value: object) -> int:
 
 
 def number_below(name: str, value: object, most: int) -> int:
-    """A number in [0, ``most``)."""
+    """A number in [0, ``most``); ``TypeError`` or ``ValueError`` names it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        raise ValueError(f"{name} is {value}, expected 0 to {most - 1}")
     number = count_of(name, value)
     if number >= most:
         raise ValueError(f"{name} is {value}, expected 0 to {most - 1}")
@@ -132,16 +134,6 @@ def check_supported(groups: tuple[Group, ...], tiers: int, page_tokens: int) -> 
             )
     if all(group.retention.rule == "scratch" for group in groups):
         raise ValueError("groups: none of them is ever cached")
-
-
-def index_of(name: str, value: object, count: int) -> int:
-    """``value`` as one of ``count`` numbers from 0; ``TypeError`` or ``ValueError`` names it."""
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        raise ValueError(f"{name} is {value}, expected 0 to {count - 1}")
-    number = count_of(name, value)
-    if number >= count:
-        raise ValueError(f"{name} is {number}, expected 0 to {count - 1}")
-    return number
 
 
 def at_least_one(name: str, value: object) -> int:

@@ -100,7 +100,7 @@ class PrefixCache(Serving, Traffic):
         ``tiers``: fastest first; they are the cache's from now on and closed with it. ``keys``:
         what a page is in the tree, its ``"tokens"`` or, for prompts with ``content``, a digest,
         ``"xxh3"`` or ``"sha256"`` (see ``PageKeys``). ``events``: keep the stream of blocks stored
-        and removed for ``poll``. ``clock``: nanoseconds, for events alone. ``align_tokens``: hits
+        and removed for ``poll``. ``clock``: ns, for events and limits. ``align_tokens``: hits
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
         kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
         blocks go down when they are new (``"write_through"``) or when they have to go
@@ -190,7 +190,7 @@ class PrefixCache(Serving, Traffic):
         self.align_tokens = self.requests.align_tokens
         self._prompts = Prompts(self.residency, self._spaces, self.keys, self.align_tokens)
         self._inserting = Inserting(
-            self.residency, self.transfers, self.page_tokens, self.align_tokens, self._shared
+            self.residency, self.transfers, self.page_tokens, self.align_tokens
         )
 
     def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:

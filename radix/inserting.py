@@ -21,7 +21,6 @@ from radix.content import Prompt
 from radix.errors import CapacityError, LeaseError
 from radix.groups import Rule
 from radix.lease import Lease
-from radix.ownership import AdoptedSlots
 from radix.plan import Cursor
 from radix.residency import Residency
 from radix.tier import Slots
@@ -61,13 +60,11 @@ class Inserting:
         transfers: Transfers,
         page_tokens: int,
         align_tokens: int,
-        shared: AdoptedSlots | None,
     ) -> None:
         self.residency = residency
         self.transfers = transfers
         self.page_tokens = page_tokens
         self.align_tokens = align_tokens
-        self.shared = shared
         self.parts = any(not rule.everywhere for rule in residency.rules)
         self.plain = all(
             rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
@@ -109,15 +106,10 @@ class Inserting:
         size, ahead = rule.block_pages, rule.lookahead_pages
         if rule.everywhere:
             mask[max(0, ahead - first) :] = True
+        elif rule.per_position:
+            mask[np.array(boundaries, np.int64) - 1 - first] = True
         else:
-            lengths: Sequence[int] = (
-                boundaries if rule.per_position else [*boundaries, last // size * size]
-            )
-            if rule.per_position and not ahead:
-                ends = np.array(lengths, np.int64) - 1 - first
-                mask[ends[(ends >= 0) & (ends < len(mask))]] = True
-                lengths = ()
-            for length in lengths:
+            for length in (*boundaries, last // size * size):
                 lo = rule.first_page(length) + ahead
                 mask[max(0, lo - first) : max(0, min(length + ahead, last) - first)] = True
         if size > 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from radix._native import lease_take
-from radix.arguments import index_of
+from radix.arguments import number_below
 from radix.errors import LeaseError
 from radix.gate import Gate
 from radix.plan import Cursor
@@ -23,7 +23,7 @@ def mask_of(groups: Sequence[object], count: int) -> int:
     """Numbers of some of ``count`` groups as bits; ``ValueError`` or ``TypeError`` for others."""
     mask = 0
     for group in groups:
-        mask |= 1 << index_of("group", group, count)
+        mask |= 1 << number_below("group", group, count)
     return mask
 
 

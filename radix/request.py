@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radix.arguments import count_of, index_of, rows_of, storable
+from radix.arguments import count_of, number_below, rows_of, storable
 from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
@@ -155,7 +155,7 @@ class Request:
 
     def _held(self, group: int) -> Held:
         held = self._work.held
-        return held[index_of("group", group, len(held))]
+        return held[number_below("group", group, len(held))]
 
     def wait(self, timeout_s: float = 30.0) -> list[Event]:
         """Polls the cache until this request runs; the events meanwhile. Blocks.
@@ -218,7 +218,7 @@ class Request:
         while LOADING with a ``Demand`` by layer it grows. Never blocks.
         """
         with self._cache.gate:
-            number = index_of("group", group, len(self._work.held))
+            number = number_below("group", group, len(self._work.held))
             return self._cache.requests.loading.layers(self._work, number)
 
     def wait_layer(self, group: int, layer: int, timeout_s: float = 30.0) -> bool:
@@ -228,7 +228,7 @@ class Request:
         makes the hit shorter: use nothing before ``ready``, or compute it again then.
         """
         with self._cache.gate:
-            number = index_of("group", group, len(self._work.held))
+            number = number_below("group", group, len(self._work.held))
             return self._cache.requests.loading.wait_layer(self._work, number, layer, timeout_s)
 
     def append(self, tokens: object) -> None:

@@ -5,6 +5,7 @@ request asks for is counted once, however often it is resumed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from radix.transfers import Transfers
 from radix.tree import TreeCore
 
 
-class Serving(Facade):
+class Serving(Facade, ABC):
     """What a cache of prompts does for requests before they run, and what takes effect on all of
     them at once: ``reset``, ``set_revision``, ``fence_lifted``. ``PrefixCache`` has the rest.
     """
@@ -95,9 +96,9 @@ class Serving(Facade):
         with self.gate:
             self._epochs.lift()
 
+    @abstractmethod
     def _drain(self) -> None:
         """Gives back the leases that were dropped."""
-        raise NotImplementedError
 
     def _start(
         self,

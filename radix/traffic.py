@@ -4,6 +4,8 @@ move. Keeps no invariant of its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +24,7 @@ from radix.writeback import Room, WriteBack
 MOST_IN_VAIN = 8  # times that a flush offers what was refused, or failed, each time
 
 
-class Traffic(Facade):
+class Traffic(Facade, ABC):
     """The part of a cache that is about moves. Ahead: ``prefetch``. Ask: ``borrowed``, ``room``.
     Run: ``flush``.
     """
@@ -34,13 +36,13 @@ class Traffic(Facade):
     _back: WriteBack
     _ahead: Prefetches
 
+    @abstractmethod
     def poll(self) -> list[Event]:
         """Takes completions; the events since the last call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, timeout_s: float = 0.05) -> None:
         """Blocks until there is something to poll, or the time is over."""
-        raise NotImplementedError
 
     def _switched(self, tier: Tier, mode: TierMode) -> None:
         self.transfers.breakers.asked(tier, mode)

@@ -22,7 +22,8 @@ class Checkpoints:
     """How densely snapshots are kept.
 
     ``spacing_tokens``: at least so far apart on the grid (branch points and boundaries are kept
-    anyway). ``per_path``: at most so many on a path of one group; the one used longest ago goes.
+    anyway). ``per_path``: at most so many on a path of one group; of those that stand, the deepest
+    gives way to a new one, so that what most requests share stays.
     """
 
     spacing_tokens: int = 0

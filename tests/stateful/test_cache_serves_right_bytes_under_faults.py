@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 
 from radix.ownership import Ownership
 from tests.cachemachine import CacheMachine, DiskMachine, MemoryMachine
+from tests.storms import disk_storm, memory_storm
 
 
 def _run(machine: type[CacheMachine], examples: int, steps: int) -> None:
@@ -25,25 +26,7 @@ def _run(machine: type[CacheMachine], examples: int, steps: int) -> None:
 
 
 def _storm(seed: int, steps: int, *, mixed: bool = False) -> None:
-    """One world and its traffic of one seed: denser than what rules build up by themselves."""
-    rng = random.Random(seed)
-    machine = MemoryMachine()
-    machine.begin(
-        page_tokens=rng.choice((1, 2, 4)),
-        groups=random.Random(seed) if mixed else rng.randint(1, 2),
-        blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
-        tiers=rng.randint(1, 3),
-        seed=seed,
-        faults=rng.random() < 0.6,
-        bytes_=rng.random() < 0.8,
-        ownership=rng.choice(list(Ownership)),
-    )
-    for number in range(steps):
-        machine.step(rng)
-        machine.rig.cache.check()
-        if number % 4 == 0:
-            machine.rig.walk()
-    machine.teardown()
+    memory_storm(MemoryMachine(), random.Random(seed), seed, steps, mixed=mixed)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -82,27 +65,7 @@ def test_cache_over_memory_keeps_its_invariants() -> None:
 
 
 def _disk_storm(seed: int, steps: int, *, mixed: bool = False) -> None:
-    """Over real threads and a real disk what is ready when is not the seed's alone, so these are
-    storms: Hypothesis wants the same rules to be possible each time.
-    """
-    rng = random.Random(seed)
-    machine = DiskMachine()
-    machine.begin(
-        page_tokens=rng.choice((1, 4)),
-        blocks=(rng.randint(8, 16), rng.randint(4, 24)),
-        seed=seed,
-        faults=rng.random() < 0.5,
-        payload=rng.choice(("slab", "lmdb")),
-        groups=random.Random(seed) if mixed else 1,
-    )
-    for number in range(steps):
-        if rng.random() < 0.03:
-            machine.reopen()
-        machine.step(rng)
-        machine.rig.cache.check()
-        if number % 4 == 0:
-            machine.rig.walk()
-    machine.teardown()
+    disk_storm(DiskMachine(), random.Random(seed), seed, steps, mixed=mixed)
 
 
 @pytest.mark.parametrize("seed", range(10))

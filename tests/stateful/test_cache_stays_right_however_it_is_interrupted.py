@@ -12,31 +12,11 @@ import pytest
 
 from radix.ownership import Ownership
 from tests.interrupting import InterruptedDiskMachine, InterruptedMachine
+from tests.storms import disk_storm, memory_storm
 
 
 def _storm(seed: int, steps: int, *, mixed: bool = False) -> None:
-    rng = random.Random(seed)
-    machine = InterruptedMachine()
-    machine.begin(
-        page_tokens=rng.choice((1, 2, 4)),
-        groups=random.Random(seed) if mixed else rng.randint(1, 2),
-        blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
-        tiers=rng.randint(1, 3),
-        seed=seed,
-        faults=rng.random() < 0.6,
-        bytes_=rng.random() < 0.8,
-        ownership=rng.choice(list(Ownership)),
-    )
-    try:
-        for number in range(steps):
-            machine.step(rng)
-            machine.rig.cache.check()
-            if number % 4 == 0:
-                machine.rig.walk()
-        machine.teardown()
-    except BaseException as error:
-        error.add_note(f"seed {seed}, mixed {mixed}")
-        raise
+    memory_storm(InterruptedMachine(), random.Random(seed), seed, steps, mixed=mixed)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -50,28 +30,8 @@ def test_cache_of_mixed_groups_that_is_interrupted_keeps_its_invariants(seed: in
 
 
 def _disk_storm(seed: int, steps: int) -> None:
-    rng = random.Random(seed)
-    machine = InterruptedDiskMachine()
-    machine.begin(
-        page_tokens=rng.choice((1, 4)),
-        blocks=(rng.randint(8, 16), rng.randint(4, 24)),
-        seed=seed,
-        faults=rng.random() < 0.5,
-        payload=rng.choice(("slab", "lmdb")),
-        groups=random.Random(seed) if seed % 2 else 1,
-    )
-    try:
-        for number in range(steps):
-            if rng.random() < 0.03:
-                machine.reopen()
-            machine.step(rng)
-            machine.rig.cache.check()
-            if number % 4 == 0:
-                machine.rig.walk()
-        machine.teardown()
-    except BaseException as error:
-        error.add_note(f"seed {seed}")
-        raise
+    mixed = bool(seed % 2)
+    disk_storm(InterruptedDiskMachine(), random.Random(seed), seed, steps, mixed=mixed)
 
 
 @pytest.mark.parametrize("seed", range(10))

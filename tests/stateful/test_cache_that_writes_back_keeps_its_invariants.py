@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from radix.ownership import Ownership
 from radix.policy.limits import Breaker, Limits, Patience
 from radix.prefetching import Prefetch
 from tests.cachemachine import STORIES, DiskMachine, MemoryMachine
+from tests.storms import disk_storm, memory_storm
 
 
 def limits_of(rng: random.Random) -> Limits:
@@ -49,29 +49,19 @@ def storm(seed: int, steps: int, *, mixed: bool) -> MemoryMachine:
         "write": rng.choice(("write_back", "write_back", "write_through")),
         "limits": limits_of(rng),
     }
-    machine.begin(
-        page_tokens=rng.choice((1, 2, 4)),
-        groups=random.Random(seed) if mixed else rng.randint(1, 2),
-        blocks=(rng.randint(8, 16), rng.randint(4, 40), rng.randint(4, 64)),
-        tiers=rng.randint(2, 3),
-        seed=seed,
-        faults=rng.random() < 0.6,
-        bytes_=rng.random() < 0.8,
-        ownership=rng.choice(list(Ownership)),
-    )
     handles: list[Prefetch] = []
-    for number in range(steps):
-        machine.step(rng)
+
+    def fetch() -> None:
         if rng.random() < 0.2:
             handles.append(ahead(machine, rng))
         if handles and rng.random() < 0.1:
             handles.pop(rng.randrange(len(handles))).release()
-        machine.rig.cache.check()
-        if number % 4 == 0:
-            machine.rig.walk()
-    for handle in handles:
-        handle.release()
-    machine.teardown()
+
+    def release() -> None:
+        for handle in handles:
+            handle.release()
+
+    memory_storm(machine, rng, seed, steps, mixed=mixed, least_tiers=2, after=fetch, at_end=release)
     return machine
 
 
@@ -101,33 +91,18 @@ def test_storms_meet_every_bound() -> None:
     raise AssertionError(f"never met: {totals}")
 
 
-def disk_storm(seed: int, steps: int) -> None:
+def storm_over_disk(seed: int, steps: int) -> None:
     """Over real threads and a real disk, which is closed and opened now and then."""
     rng = random.Random(seed)
     machine = DiskMachine()
     machine.options |= {"write": "write_back", "limits": limits_of(rng)}
-    machine.begin(
-        page_tokens=rng.choice((1, 4)),
-        blocks=(rng.randint(8, 16), rng.randint(4, 24)),
-        seed=seed,
-        faults=rng.random() < 0.5,
-        payload=rng.choice(("slab", "lmdb")),
-        groups=random.Random(seed) if seed % 2 else 1,
-    )
-    for number in range(steps):
-        if rng.random() < 0.03:
-            machine.reopen()
-        machine.step(rng)
-        machine.rig.cache.check()
-        if number % 4 == 0:
-            machine.rig.walk()
-    machine.teardown()
+    disk_storm(machine, rng, seed, steps, mixed=bool(seed % 2))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_cache_that_writes_back_to_a_disk_keeps_its_invariants(seed: int) -> None:
     """A flush ends whatever fails: a copy that failed each time was once offered for ever."""
-    disk_storm(seed, 80)
+    storm_over_disk(seed, 80)
 
 
 @pytest.mark.long
