@@ -171,7 +171,7 @@ def test_the_owners_calls_are_checked_by_name(rig: Rig) -> None:
         (lambda: cache.evict(0, -1), ValueError, "count must not be negative"),
         (lambda: cache.evict(1, 1), ValueError, "group is 1, expected 0 to 0"),
         (lambda: cache.evict(0, 1, tier=2), ValueError, "tier is 2, expected 0 to 1"),
-        (lambda: cache.evict(0, 1, tier=-1), ValueError, "tier must not be negative"),
+        (lambda: cache.evict(0, 1, tier=-1), ValueError, "tier is -1, expected 0 to 1"),
         (lambda: cache.set_mode("disk", TierMode.ON), ValueError, "'disk' is not one of"),
         (lambda: cache.set_mode("host", "off"), TypeError, "must be a TierMode"),
         (lambda: cache.match([1, 2], leave=-1), ValueError, "leave must not be negative"),
