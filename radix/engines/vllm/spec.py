@@ -1,0 +1,103 @@
+"""Where the engine's offloading connector finds the cache: the scheduler's process makes the store
+over host and disk, every worker's process maps the host pool. Both are made from one geometry.
+Keeps no invariant of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadingSpec
+
+from radix.engines.vllm import identity
+from radix.engines.vllm.geometry import Geometry, published
+from radix.engines.vllm.options import Options
+from radix.errors import UnsupportedError
+from radix.keys import Namespace
+from radix.store import FlatStore
+from radix.tier import Tier
+from tiers.disk import DiskTier
+
+
+class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of the engine here
+    """``spec_name="RadixOffloadingSpec"``, ``spec_module_path="radix.engines.vllm"``."""
+
+    def __init__(self, config: Any) -> None:
+        """``config``: the engine's OffloadingConfig. Raises what :meth:`Options.of` raises, and
+        ``UnsupportedError`` for a parallelism that this version does not know.
+        """
+        super().__init__(config)
+        self.options = Options.of(config.extra_config)
+        require_parallelism(config)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """The metrics that the cache reports through the engine."""
+        from radix.engines.vllm import metrics
+
+        return dict(metrics.DEFINITIONS)
+
+    def get_manager(self) -> Any:
+        """The scheduler's side: the store over the tiers, and who answers for it. Waits for the
+        workers' geometry.
+        """
+        from radix.engines.vllm.offload import Offload
+
+        geometry = published(self.config.engine_id)
+        store = self._store(geometry)
+        return Offload(
+            store=store,
+            geometry=geometry,
+            namespace=lambda: self._namespace(geometry),
+            options=self.options,
+            config=self.config,
+        )
+
+    def _store(self, geometry: Geometry) -> FlatStore:
+        options = self.options
+        tiers: list[Tier] = [geometry.host(options, self.config.engine_id, verify=options.verify)]
+        if options.directory is not None and options.disk_bytes is not None:
+            tiers.append(DiskTier(self.directory(), limit_bytes=options.disk_bytes))
+        return FlatStore(
+            geometry.groups(),
+            tiers,
+            key_bytes=identity.KEY_BYTES,
+            policy=options.policy,
+            events=bool(self.config.enable_kv_cache_events),
+        )
+
+    def directory(self) -> Path:
+        """Where this engine keeps its blocks: of several data parallel replicas each its own."""
+        root, parallel = Path(self.options.directory or "."), self.config.parallel
+        if parallel.data_parallel_size > 1:
+            return root / f"dp-{parallel.data_parallel_index}"
+        return root
+
+    def _namespace(self, geometry: Geometry) -> Namespace:
+        """Only once requests come: the hash that chains start from is not there before."""
+        from vllm.v1.core import kv_cache_utils
+
+        none_hash = bytes(kv_cache_utils.NONE_HASH)
+        algorithm = dict(geometry.facts).get("hash_algorithm", "")
+        identity.require_stable_hashes(self.options, algorithm, none_hash)
+        return identity.namespace(self.config, geometry, self.options, none_hash)
+
+
+def require_parallelism(config: Any) -> None:
+    """Raises ``UnsupportedError`` for ranks that do not all hold a share of every block."""
+    parallel = config.parallel
+    for name, degree, flag in (
+        ("pipeline", parallel.pp_size, "--pipeline-parallel-size"),
+        ("prefill context", parallel.pcp_size, "--prefill-context-parallel-size"),
+        ("decode context", parallel.dcp_size, "--decode-context-parallel-size"),
+    ):
+        if degree > 1:
+            raise UnsupportedError(
+                f"{name} parallel {degree} is not supported by this adapter: set {flag} 1"
+            )
+    if parallel.world_size != parallel.tp_size:
+        raise UnsupportedError(
+            f"{parallel.world_size} workers at tensor parallel {parallel.tp_size}: this adapter "
+            "knows tensor parallelism alone"
+        )
