@@ -144,10 +144,20 @@ class Published:
         self._refuse_live(engine_id)
         unfinished = folder / f"{self._path.name}-{os.getpid()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(unfinished, flags, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        os.write(self._descriptor, geometry.to_json().encode())
-        unfinished.rename(self._path)
+        self._descriptor = -1
+        while self._descriptor < 0:
+            descriptor = os.open(unfinished, flags, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                os.write(descriptor, geometry.to_json().encode())
+                unfinished.rename(self._path)
+            except FileNotFoundError:  # swept away before it was locked
+                os.close(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            else:
+                self._descriptor = descriptor
 
     def _refuse_live(self, engine_id: str) -> None:
         if self._path.exists() and not _abandoned(self._path):

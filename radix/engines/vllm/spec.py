@@ -8,16 +8,53 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.kv_offload.base import OffloadingSpec
+from vllm.v1.kv_offload.base import (
+    GPULoadStoreSpec,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+)
 
+from radix.engines.versions import require
 from radix.engines.vllm import identity
-from radix.engines.vllm.geometry import Geometry, published
+from radix.engines.vllm.facts import facts_of
+from radix.engines.vllm.geometry import Geometry, Published, published, sweep
 from radix.engines.vllm.options import Options
+from radix.engines.vllm.worker import Worker, geometry_of
 from radix.errors import UnsupportedError
 from radix.keys import Namespace
 from radix.store import FlatStore
 from radix.tier import Tier
 from tiers.disk import DiskTier
+
+# What the adapter relies on, by base class: methods and their parameters.
+_NEEDED: tuple[tuple[type, dict[str, tuple[str, ...]]], ...] = (
+    (OffloadingSpec, {"get_manager": (), "get_worker": ("kv_caches",)}),
+    (
+        OffloadingWorker,
+        {
+            "submit_store": ("job_id", "src_spec", "dst_spec"),
+            "submit_load": ("job_id", "src_spec", "dst_spec"),
+            "get_finished": (),
+            "wait": ("job_ids",),
+        },
+    ),
+    (
+        OffloadingManager,
+        {
+            "lookup": ("key", "req_context"),
+            "prepare_load": ("keys", "req_context"),
+            "complete_load": ("keys", "req_context"),
+            "prepare_store": ("keys", "req_context"),
+            "complete_store": ("keys", "req_context", "success"),
+            "on_new_request": ("req_context",),
+            "on_request_finished": ("req_context",),
+            "on_schedule_end": ("context",),
+            "reset_cache": (),
+        },
+    ),
+    (GPULoadStoreSpec, {"__init__": ("block_ids", "group_sizes", "block_indices")}),
+)
 
 
 class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of the engine here
@@ -27,6 +64,8 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         """``config``: the engine's OffloadingConfig. Raises what :meth:`Options.of` raises, and
         ``UnsupportedError`` for a parallelism that this version does not know.
         """
+        for owner, methods in _NEEDED:
+            require("vllm", owner, methods)
         super().__init__(config)
         self.options = Options.of(config.extra_config)
         require_parallelism(config)
@@ -53,6 +92,33 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
             options=self.options,
             config=self.config,
         )
+
+    def get_worker(self, kv_caches: Any) -> Worker:
+        """A worker's side: its tensors, and the pool that all map. Rank 0 tells the geometry, the
+        others compare it with their own.
+
+        Raises: ``LayoutMismatchError``, ``UnsupportedError``, ``TierUnavailableError``.
+        """
+        config, rank = self.config, self.config.parallel.rank
+        device = kv_caches.tensors[0].tensor.device
+        names = [name for group in config.groups for name in group.layer_names]
+        geometry = geometry_of(config, kv_caches, facts_of(device, names))
+        algorithm = dict(geometry.facts).get("hash_algorithm", "")
+        identity.require_stable_hashes(self.options, algorithm)
+        told = None
+        if rank == 0:
+            sweep()
+            told = Published(geometry, config.engine_id)
+        else:
+            geometry.require_same(published(config.engine_id), f"rank {rank}", "rank 0")
+        host = geometry.host(self.options, config.engine_id)
+        try:
+            return Worker(kv_caches, geometry, host, rank, published=told)
+        except BaseException:
+            host.close()
+            if told is not None:
+                told.close()
+            raise
 
     def _store(self, geometry: Geometry) -> FlatStore:
         options = self.options

@@ -1,0 +1,62 @@
+"""What a worker knows of how its bytes are to be read, beside the engine's offloading configuration:
+a directory that another machine, backend, version or model configuration wrote must be cold here,
+never wrong. Keeps no invariant of its own; C27 and C28 lean on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config_or_none
+
+from radix.engines.versions import installed
+
+# Of a model's own configuration: where it lay and who wrote it down.
+_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version")
+
+
+def facts_of(device: torch.device, layers: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """(name, value) pairs, sorted: the engine and its version, the device, and, where the engine
+    shows its configuration while it starts, hash algorithm, model and attention backends.
+
+    ``layers``: names of the layers whose blocks are kept. Cost: the layers.
+    """
+    said = {"vllm": installed("vllm"), "device": _device_name(device)}
+    config: Any = get_current_vllm_config_or_none()
+    if config is not None:
+        cache, model = config.cache_config, config.model_config
+        said |= {
+            "hash_algorithm": str(cache.prefix_caching_hash_algo),
+            "cache_dtype": str(cache.cache_dtype),
+            "state_dtype": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
+            "model_dtype": str(model.dtype),
+            "model_revision": str(model.revision),
+            "quantization": str(model.quantization),
+            "model": _model_digest(model.hf_config),
+            "backends": " ".join(_backends(config, layers)),
+        }
+    return tuple(sorted(said.items()))
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"cuda {major}.{minor}"
+    # A backend packs keys as the vector unit of the machine likes them.
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _model_digest(config: Any) -> str:
+    told = {k: v for k, v in config.to_dict().items() if k not in _NOT_OF_THE_MODEL}
+    text = json.dumps(told, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _backends(config: Any, layers: Iterable[str]) -> list[str]:
+    known = config.compilation_config.static_forward_context
+    found = {known[name].get_attn_backend().get_name() for name in layers if name in known}
+    return sorted(found)
