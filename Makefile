@@ -39,12 +39,14 @@ setup: $(INSTALLED)
 	@$(BIN)/python native/build_ffi.py
 
 # The build environment is .venv itself: what wraps and compiles is pinned like all else. The
-# extension is left to build_ffi.py, which keeps its object files.
+# extension is left to build_ffi.py, which keeps its object files. SGLang asks for sixty packages and
+# a torch of its own; its cache, all that is tested here, runs without them (tests/sglang/standin.py).
 $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) setuptools cffi
 	RADIX_NATIVE_SKIP=1 $(PIP) --no-build-isolation -e '.[torch,plot,cli,test]'
+	$(PIP) --no-deps sglang
 	@touch $@
 
 demo: setup
@@ -52,6 +54,7 @@ demo: setup
 
 test: setup check
 	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy tests
+	$(PYTEST) -n 2 --dist loadfile tests/sglang
 
 test-long: setup
 	$(PYTEST) -m long --timeout=3600 tests

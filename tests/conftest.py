@@ -21,6 +21,7 @@ from hypothesis import settings
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
+_APART = [Path(__file__).parent / engine for engine in ("sglang", "vllm")]
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -54,6 +55,16 @@ def _why_not(item: pytest.Item) -> str | None:
 def _trace_folder_exists() -> bool:
     """Tell whether RADIX_TRACES names a folder."""
     return os.path.isdir(os.environ.get("RADIX_TRACES", ""))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests of an engine that need a process or an environment of their own, unless
+    they alone are asked for.
+    """
+    if collection_path not in _APART:
+        return None
+    asked = [Path(config.invocation_params.dir, arg.split("::")[0]) for arg in config.args]
+    return not all(path.is_relative_to(collection_path) for path in asked)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
