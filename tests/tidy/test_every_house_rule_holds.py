@@ -37,6 +37,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (5, "tiers/disk.py", "self.is_swa = True\n"),
     (5, "tiers/disk.py", "for helper in (): pass\n"),
     (5, "tiers/disk.py", "import os as utils\n"),
+    (5, "radix/engines/a/spec.py", "def get_managers(): pass\n"),
     (5, "native/src/tree.c", "int rdx_common_walk(void);\n"),
     (6, "radix/tree.py", "try: pass\nexcept Exception: pass\n"),
     (6, "tests/unit/test_a.py", "try: pass\nexcept: pass\n"),
@@ -83,6 +84,7 @@ ALLOWED: list[tuple[int, str, str]] = [
     (5, "radix/tree.py", "from contextlib import AbstractContextManager, contextmanager\n"),
     (5, "radix/tree.py", "commonly = uncommon = 1\n"),
     (5, "native/src/tree.c", "/* a common prefix */ int rdx_walk(void);\n"),
+    (5, "radix/engines/a/spec.py", "def get_manager(extra_config): pass\n"),
     (5, "tests/unit/test_a.py", "helper = 1\n"),
     (
         6,

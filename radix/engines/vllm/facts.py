@@ -1,6 +1,6 @@
-"""What a worker knows of how its bytes are to be read, beside the engine's offloading configuration:
-a directory that another machine, backend, version or model configuration wrote must be cold here,
-never wrong. Keeps no invariant of its own; C27 and C28 lean on it.
+"""What a worker knows of how its bytes are to be read, beside what the configuration says: a folder
+that another machine, backend, version or model wrote must be cold here, never wrong. Keeps no
+invariant of its own; C27 and C28 lean on it.
 """
 
 from __future__ import annotations
