@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radix.arguments import seconds_of
 from radix.errors import (
     CacheError,
     ClosedError,
@@ -124,11 +125,12 @@ class Agreement:
         """
         if not self._agreed:
             return False
+        left_s = seconds_of("timeout_s", timeout_s)
         busy = [tier for tier in self._agreed if tier.unreported]
-        turns = 1 if len(busy) < 2 else max(1, int(timeout_s / (len(busy) * _TURN_S)))
+        turns = 1 if len(busy) < 2 else max(1, int(left_s / (len(busy) * _TURN_S)))
         for _ in range(turns if busy else 0):
             for tier in busy:
-                tier.inner.wait(timeout_s if turns == 1 else _TURN_S)
+                tier.inner.wait(left_s if turns == 1 else _TURN_S)
             if any(tier.collect() for tier in busy):
                 break
         return True

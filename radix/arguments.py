@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from radix.tier import Slots, Tier
 _INT32 = np.dtype(np.int32)  # one object for all arrays but those of exotic origin
 MOST_PAGE_TOKENS = 65536
 MOST_COLUMNS = 64  # RDX_MAX_COLUMNS
+MOST_SECONDS = 1e6  # eleven days: every clock takes them, in milliseconds and in nanoseconds
 
 
 def int32(tokens: object) -> Tokens:
@@ -52,6 +54,15 @@ def count_of(name: str, value: object) -> int:
     if number < 0:
         raise ValueError(f"{name} must not be negative, not {number}")
     return number
+
+
+def seconds_of(name: str, value: object) -> float:
+    """A time to wait: a negative one is over at once, an endless one takes ``MOST_SECONDS``."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if value != value:
+        raise ValueError(f"{name} must be a number of seconds, not {value}")
+    return float(min(max(value, 0), MOST_SECONDS))
 
 
 def number_below(name: str, value: object, most: int) -> int:

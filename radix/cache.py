@@ -339,7 +339,7 @@ class PrefixCache(Serving, Traffic):
                 found = tree_match(self.tree.capsule, root, tokens, leave, readable)
             except (TypeError, ValueError, OverflowError, BufferError):
                 # No int32 buffer as it stands: converted, or refused by name.
-                run, left = int32(tokens), count_of("leave", leave)
+                run, left = int32(tokens), min(count_of("leave", leave), 1 << 31)
                 found = tree_match(self.tree.capsule, root, run, left, readable)
             self._seen = seen = _tuple(Cursor, (root, found[5], found[2]))
             return found, seen

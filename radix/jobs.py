@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from radix.arguments import seconds_of
 from radix.errors import (
     CapacityError,
     CorruptBlockError,
@@ -333,14 +334,15 @@ class Jobs(ABC, Generic[M]):
 
         Several tiers are asked in turns, so that a slow store delays no load.
         """
+        left_s = seconds_of("timeout_s", timeout_s)
         busy = [tier for tier in self.tiers if tier.pending()]
         if self._inbox or not busy:
             return
         if len(busy) == 1:
-            busy[0].wait(timeout_s)
+            busy[0].wait(left_s)
             return
-        turn_s = min(TURN_S, timeout_s / len(busy))
-        for _ in range(max(1, int(timeout_s / (len(busy) * turn_s))) if turn_s > 0 else 1):
+        turn_s = min(TURN_S, left_s / len(busy))
+        for _ in range(max(1, int(left_s / (len(busy) * turn_s))) if turn_s > 0 else 1):
             for tier in busy:
                 tier.wait(turn_s)
                 self._inbox += tier.poll()

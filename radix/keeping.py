@@ -464,6 +464,7 @@ class Keeping:
             return
         if not self.fences.holds(fence):
             tier.abort(group, slots)
+            then()
             return
         tier.fence(group, slots)
         self.fenced[group].update(slots.tolist())

@@ -55,11 +55,14 @@ class Fences:
     """What waits for a fence: step numbers in order, or objects with ``query``.
 
     A step fence passes when ``passed(step)`` was told that step or a later one; None has passed.
+    One that raises when it is asked has not: ``run`` asks again and tells, so that no call that has
+    changed something is left half done.
     """
 
     def __init__(self) -> None:
         self.step = -1
         self._waiting: deque[tuple[Fence, Callable[[], None]]] = deque()
+        self._error: Exception | None = None  # of the last fence that could not be asked
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,7 +73,11 @@ class Fences:
             return False
         if isinstance(fence, int):
             return fence > self.step
-        return not fence.query()
+        try:
+            return not fence.query()
+        except Exception as error:  # outermost: the engine's own code; ``run`` raises it
+            self._error = error
+            return True
 
     def after(self, fence: Fence, action: Callable[[], None]) -> None:
         """Runs ``action`` now if the fence has passed, else at the first ``run`` after it."""
@@ -82,8 +89,10 @@ class Fences:
     def run(self) -> None:
         """Runs what no longer waits, in the order it came. Cost: what waits.
 
-        An action or a query that raises costs the others nothing: they stay.
+        An action that raises costs the others nothing: they stay. What a query raises is raised
+        once all that could be asked were.
         """
+        self._error = None
         for _ in range(len(self._waiting)):
             fence, action = self._waiting[0]
             held = self.holds(fence)
@@ -92,6 +101,9 @@ class Fences:
                 self._waiting.append((fence, action))
             else:
                 action()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
 Mask = npt.NDArray[np.bool_]

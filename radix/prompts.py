@@ -47,7 +47,7 @@ class Prompts:
         """How much of a prompt the readable tiers have (None: all that can be read now); its last
         ``leave`` tokens never count as hit. Changes nothing. Cost: the tokens.
         """
-        tree = self._residency.tree
+        tree, leave = self._residency.tree, min(leave, len(prompt.tokens))
         if readable is None:
             readable = self._residency.readable()
         if not self._keys.opaque:

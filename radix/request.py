@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radix.arguments import count_of, number_below, rows_of, storable
+from radix.arguments import count_of, number_below, rows_of, seconds_of, storable
 from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
@@ -164,7 +164,7 @@ class Request:
         the request loads on.
         """
         events: list[Event] = []
-        left = timeout_s
+        left = seconds_of("timeout_s", timeout_s)
         while self._work.state is RequestState.LOADING:
             if left <= 0:
                 raise TierError("device", f"request {self.id} still loads", retryable=True)
@@ -227,9 +227,10 @@ class Request:
         the hit still lies too deep to be on its way: ``poll``, then ask again. What fails later
         makes the hit shorter: use nothing before ``ready``, or compute it again then.
         """
+        left_s, which = seconds_of("timeout_s", timeout_s), count_of("layer", layer)
         with self._cache.gate:
             number = number_below("group", group, len(self._work.held))
-            return self._cache.requests.loading.wait_layer(self._work, number, layer, timeout_s)
+            return self._cache.requests.loading.wait_layer(self._work, number, which, left_s)
 
     def append(self, tokens: object) -> None:
         """Adds sampled tokens. ``CapacityError`` or ``NeverFitsError`` if no page is left. While

@@ -358,7 +358,12 @@ class Requests:
 
     def run(self) -> None:
         """Once a poll: fences, loads that can go on, stores to offer again, ends."""
-        self.fences.run()
+        try:
+            self.fences.run()
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
         for owner, jobs in self.transfers.expire().items():
             self._moved = True
             if owner in self.works:

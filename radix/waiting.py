@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from radix.admission import behind_tokens, blocks_needed, check_fits
-from radix.arguments import at_least_one, count_of, prompt_of, storable
+from radix.arguments import at_least_one, count_of, prompt_of, seconds_of, storable
 from radix.cache import EVERYTHING, PrefixCache
 from radix.errors import CapacityError, NeverFitsError, RequestError, TierError
 from radix.events import Event, RequestState
@@ -161,6 +161,8 @@ class Waiting:
         terms = terms_of(
             len(prompt), new_tokens, cacheable_upto, chunk_tokens, boundaries, demand, groups
         )
+        if terms.demand.view is not None:
+            raise ValueError("demand: a view of blocks that the cache would share as whole ones")
         least = len(prompt) + terms.new
         most = least if most_tokens is None else count_of("most_tokens", most_tokens)
         if most < least:
@@ -369,9 +371,10 @@ class Waiting:
         """Blocks until a transfer has ended, whose pins may be what is waited for, or the time is
         over. False at once where none is under way: only computing goes on from here.
         """
+        left_s = seconds_of("timeout_s", timeout_s)
         if not self._cache.transfers.jobs:
             return False
-        self._cache.wait(timeout_s)
+        self._cache.wait(left_s)
         return True
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 import pytest
 
 from radix import Largest, NeverFitsError, Ownership, RequestError, Waiting, pool_sizes
+from radix.plan import Demand
+from radix.tier import View
 from tests.cacherig import build
 from tests.mixes import full, window
 from tests.queuerig import close, end, let_in, queue
 from tiers.index import IndexTier
+
+A_VIEW = Demand(view=View((0, 1), (0, 1)))
 
 
 def test_request_that_never_fits_is_refused_when_it_comes_and_holds_up_nobody() -> None:
@@ -79,6 +83,9 @@ def test_waiter_that_comes_to_fit_nowhere_leaves_the_queue_with_its_reason() -> 
 
 
 def test_what_means_nothing_is_refused_by_name_and_changes_nothing() -> None:
+    """A view that no admission takes stood in the queue, where every tick raised for it: nobody was
+    let in any more.
+    """
     waiting = queue(8)
     for call, kind, message in (
         (lambda: waiting.submit([]), ValueError, "an empty prompt"),
@@ -86,6 +93,7 @@ def test_what_means_nothing_is_refused_by_name_and_changes_nothing() -> None:
         (lambda: waiting.submit([1], chunk_tokens=0), ValueError, "chunk_tokens must be at least"),
         (lambda: waiting.submit([1], boundaries=[2]), ValueError, "boundaries"),
         (lambda: waiting.submit([1], namespace=3), TypeError, "namespace"),
+        (lambda: waiting.submit([1], demand=A_VIEW), ValueError, "demand: a view of blocks"),
         (lambda: Waiting(waiting._cache, bypass=-1), ValueError, "bypass must not be negative"),
         (lambda: Waiting(waiting._cache, tries=0), ValueError, "tries must be at least 1"),
         (lambda: Waiting(3), TypeError, "cache must be a PrefixCache"),

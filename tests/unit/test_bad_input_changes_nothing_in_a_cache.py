@@ -17,7 +17,9 @@ from radix.groups import Group, Retention
 from radix.keys import Namespace
 from radix.layout import Layout
 from radix.ownership import Ownership
+from radix.plan import Demand
 from radix.tier import TierMode
+from radix.waiting import Waiting
 from tests.cacherig import Rig, build
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
@@ -278,3 +280,61 @@ def test_tier_that_does_not_open_leaves_the_others_closed(tmp_path: Path) -> Non
 def test_namespace_of_other_types_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="salt must be bytes"):
         Namespace(salt="tenant")
+
+
+@pytest.mark.parametrize(
+    ("time", "kind"),
+    [(float("nan"), ValueError), (None, TypeError), ("1", TypeError), (True, TypeError)],
+)
+def test_time_to_wait_is_a_number_of_seconds(time: object, kind: type[Exception]) -> None:
+    """A time that is no number was never over: ``Request.wait`` polled for ever, and ``wait`` told
+    of a conversion inside, or nothing at all where nothing was under way.
+    """
+    rig = build(below=(16,))
+    rig.serve([1, 2, 3, 4, 5])
+    rig.empty()
+    rig.ticks[0].pace = 0.0
+    waiting = Waiting(rig.cache)
+    for _ in range(2):  # with nothing under way, and with a load
+        for call in (rig.cache.wait, waiting.wait):
+            _refused(rig, lambda call=call: call(time), kind, "timeout_s must be a number of sec")
+        live = rig.admit([1, 2, 3, 4, 6]).request
+        _refused(rig, lambda live=live: live.wait(time), kind, "timeout_s must be a number of sec")
+        _refused(rig, lambda live=live: live.wait_layer(0, 0, time), kind, "timeout_s must be a nu")
+    rig.ticks[0].pace = 1.0
+    rig.finish_all()
+
+
+@pytest.mark.parametrize("time", [-1, 0, float("-inf"), float("inf"), 1e300, 10**400])
+def test_any_number_of_seconds_can_be_waited(tmp_path: Path, time: float) -> None:
+    """Endless and enormous times became nanoseconds that no clock takes."""
+    tiers = [
+        DeviceTier(blocks=8, device="cpu"),
+        HostTier(1 << 20),
+        DiskTier(tmp_path / "disk", limit_bytes=8 << 20),
+    ]
+    with PrefixCache([KV], tiers, page_tokens=4) as cache:
+        request = cache.admit(list(range(16)))
+        request.computed(16)
+        request.finish()
+        while cache.transfers.jobs:
+            cache.wait(time)
+            cache.poll()
+        cache.evict(0, 8)
+        again = cache.admit(list(range(16)), demand=Demand(by_layer=True))
+        again.wait_layer(0, 0, time)
+        if time > 0:
+            again.wait(time)
+        again.abort()
+        cache.flush()
+
+
+def test_as_many_tokens_as_one_likes_are_left_to_compute(rig: Rig) -> None:
+    """``leave`` beyond 64 bits was told of as an integer too big to convert."""
+    for leave in (5, 1 << 31, 1 << 70):
+        assert rig.cache.match([1, 2, 3, 4, 6], leave=leave)[0].hit_pages == 0
+        live = rig.until_ready(rig.admit([1, 2, 3, 4, 6], leave=leave))
+        assert live.request.hit_tokens == 0
+        rig.end(live, abort=True)
+        assert rig.cache.prefetch([1, 2, 3, 4, 6], leave=leave).tokens == 0
+    rig.finish_all()

@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radix.events import RequestState
 from radix.lifecycle import Fences
 from tests.cacherig import Point, Rig, build
+from tests.mixes import full, window
 from tests.ticktier import peek
 
 PROMPT = list(range(10))
@@ -159,6 +161,91 @@ def test_action_that_fails_costs_the_others_nothing() -> None:
     fences.step = 5
     fences.run()
     assert ran == ["late", "early"]
+
+
+class Broken:
+    """A fence that cannot be asked: the stream that it is of has failed."""
+
+    def __init__(self) -> None:
+        self.failing = True
+
+    def query(self) -> bool:
+        if self.failing:
+            raise RuntimeError("as planned")
+        return True
+
+
+def test_fence_that_cannot_be_asked_is_told_and_costs_nobody_else_anything() -> None:
+    """A query that raised left the call half done: a request whose ``computed`` had failed so
+    waited for ever for a fence that nobody had kept, slots of one that ended were nobody's, and no
+    fence behind it was asked any more.
+    """
+    fences, ran, broken = Fences(), [], Broken()
+    fences.after(broken, lambda: ran.append("broken"))
+    fences.after(1, lambda: ran.append("late"))
+    fences.step = 1
+    with pytest.raises(RuntimeError, match="as planned"):
+        fences.run()
+    assert ran == ["late"]
+    broken.failing = False
+    fences.run()
+    assert ran == ["late", "broken"] and len(fences) == 0
+
+
+@pytest.mark.parametrize("call", ["computed", "reuse", "finish", "preempt"])
+def test_request_ends_once_its_fences_can_be_asked_again(call: str) -> None:
+    rig, broken = build(below=(16,), device=8), Broken()
+    live = rig.until_ready(rig.admit(PROMPT))
+    other = rig.until_ready(rig.admit([9] * 8))
+    if call in ("computed", "reuse"):
+        rig.write(live, 0, 2)
+        live.request.computed(10, **{"fence" if call == "computed" else call: broken})
+    rig.compute(other, 8, rig.fence())
+    if call == "preempt":
+        rig.preempt(live, broken)
+    else:
+        rig.end(live, fence=broken)
+    rig.cache.check()
+    rig.pass_step()
+    with pytest.raises(RuntimeError, match="as planned"):
+        rig.cache.poll()
+    rig.cache.check()
+    assert other.work.computed == 8, "its own fence has passed"
+    rig.end(other)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="as planned"):
+            rig.cache.poll()
+    assert other.request.state is RequestState.RELEASED
+    broken.failing = False
+    rig._fenced.clear()
+    rig.finish_all()
+
+
+class Passing:
+    """A point that passes between two questions."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_slots_of_a_window_stay_the_requests_though_their_fence_passes_meanwhile() -> None:
+    """The fence was asked twice, and slots for which it passed in between were given to all: the
+    request whose pages were to reuse them had to reserve, where others had taken everything (R1).
+    """
+    rig = build(groups=[full(), window(4)], page_tokens=1, device=[64, 16])
+    live = rig.until_ready(rig.admit(list(range(30)), chunk_tokens=4))
+    held = len(live.work.held[1].private())
+    for upto in range(4, 25, 4):
+        live.request.prepare(4)
+        rig.write(live, upto - 4, upto)
+        live.request.computed(upto, reuse=Passing())
+        rig.cache.check()
+        assert len(live.work.held[1].private()) == held, "a slot of its own is anybody's"
+    rig.finish_all()
 
 
 @pytest.mark.parametrize("fence", ["7", 1.5, True, object()])
