@@ -28,18 +28,23 @@ def facts_of(device: torch.device, layers: Iterable[str]) -> tuple[tuple[str, st
     said = {"vllm": installed("vllm"), "device": _device_name(device)}
     config: Any = get_current_vllm_config_or_none()
     if config is not None:
-        cache, model = config.cache_config, config.model_config
-        said |= {
-            "hash_algorithm": str(cache.prefix_caching_hash_algo),
-            "cache_dtype": str(cache.cache_dtype),
-            "state_dtype": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
-            "model_dtype": str(model.dtype),
-            "model_revision": str(model.revision),
-            "quantization": str(model.quantization),
-            "model": _model_digest(model.hf_config),
-            "backends": " ".join(_backends(config, layers)),
-        }
+        said |= facts_of_config(config)
+        said["backends"] = " ".join(_backends(config, layers))
     return tuple(sorted(said.items()))
+
+
+def facts_of_config(config: Any) -> dict[str, str]:
+    """What the engine's whole configuration, its VllmConfig, says of the bytes. Cost: its size."""
+    cache, model = config.cache_config, config.model_config
+    return {
+        "hash_algorithm": str(cache.prefix_caching_hash_algo),
+        "cache_dtype": str(cache.cache_dtype),
+        "state_dtype": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
+        "model_dtype": str(model.dtype),
+        "model_revision": str(model.revision),
+        "quantization": str(model.quantization),
+        "model": _model_digest(model.hf_config),
+    }
 
 
 def _device_name(device: torch.device) -> str:
