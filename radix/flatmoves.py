@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,71 +17,13 @@ import numpy.typing as npt
 
 from radix.events import Event, KeysDone
 from radix.flat import Handles
+from radix.flatplans import Climb, Offer, offer_of
 from radix.flatresidency import FlatMove, FlatResidency
 from radix.jobs import Job, Jobs, Key, Place
 from radix.keysets import Fetch, FetchState, Mask, deepest_first, first_of_each, names_of
 from radix.plan import Cursor, Pages
 from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
-
-NOBODY = 0  # the owner of copies that nobody waits for
-
-
-@dataclass(slots=True)
-class Offer:
-    """Keys on their way down, deepest first. ``rows``: the engine's, where ``source`` is -1.
-
-    ``good`` and ``index`` where somebody waits: ``good[index[i]]`` tells how key i fared.
-    """
-
-    root: int
-    group: int
-    source: int
-    keys: Keys
-    positions: Pages
-    rows: Slots | None
-    owner: int
-    good: Mask
-    index: npt.NDArray[np.int64]
-
-    def part(self, pick: Mask) -> Offer:
-        """The keys that ``pick`` names, under the same owner."""
-        return Offer(
-            self.root,
-            self.group,
-            self.source,
-            self.keys[pick],
-            self.positions[pick],
-            None if self.rows is None else self.rows[pick],
-            self.owner,
-            self.good,
-            self.index[pick],
-        )
-
-
-@dataclass(slots=True)
-class Climb:
-    """Keys on their way up to the first tier (``goal`` 0) or to rows of the engine (-1).
-
-    ``leases[i]`` pins key i as long as it is not 0; ``busy[i]``: a job of this climb moves it;
-    ``settled[i]``: it is there, or will not come. ``streams``: what is settled needs no pin, so
-    that a climb larger than a tier in between passes through it.
-    """
-
-    number: int
-    root: int
-    group: int
-    goal: int
-    keys: Keys
-    nodes: Handles
-    positions: Pages
-    rows: Slots | None
-    urgency: Urgency
-    leases: Handles
-    settled: Mask
-    good: Mask
-    busy: Mask
-    streams: bool
 
 
 class FlatTransfers(Jobs[FlatMove]):
@@ -375,7 +316,7 @@ class FlatTransfers(Jobs[FlatMove]):
                 self._up(climb, tier, index)
         if not waits and climb.number not in self.outstanding:
             self._settle_keys(climb, np.flatnonzero(~climb.settled))
-        if climb.settled.all():
+        if climb.settled.all() and climb.number not in self.outstanding:
             self._finish(climb)
 
     def _others(
@@ -463,6 +404,37 @@ class FlatTransfers(Jobs[FlatMove]):
         del self.climbs[climb.number]
         self._events.append(KeysDone(climb.number, climb.good))
 
+    # ------------------------------------------------------------ older epochs
+    def void(self, job: Job[FlatMove]) -> None:
+        """What this job brings counts no more; its keys may be moved again at once."""
+        self.outdate(job)
+        self._stores.pop(job.number, None)
+        if not job.storing:
+            self.cancel(job)
+            climb, index = self._loads.pop(job.number)
+            climb.busy[index] = False
+            self._settle_keys(climb, index)
+
+    def _abandon(self, job: Job[FlatMove]) -> Mask:
+        """The slots that it wrote go back, in the first tier too: they are nobody else's."""
+        move = job.move
+        if move.target >= 0:
+            slots = job.lower_slots if job.storing else job.upper_slots
+            self.tiers[move.target].abort(move.group, slots)
+        return np.zeros(move.blocks, np.bool_)
+
+    def restart(self) -> None:
+        """Nothing that waits to go on does: who waits is told that nothing came, once the jobs that
+        touch his rows have ended.
+        """
+        self._waiting.clear()
+        for good in self._offers.values():
+            good[:] = False
+        for climb in self.climbs.values():
+            climb.settled[:] = True
+            self._loosen(climb, np.arange(len(climb.keys)))
+        self._moved = True
+
     # ------------------------------------------------------------ going on
     def run(self) -> None:
         """Takes every acknowledgement, and further what waited for it. Cost: what ended."""
@@ -487,10 +459,3 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def _ended(self, job: Job[FlatMove], good: Mask) -> None:
         self._moved = True
-
-
-def offer_of(root: int, group: int, source: int, keys: Keys, positions: Pages) -> Offer:
-    """Keys, deepest first, that ``source`` has and nobody waits for."""
-    good = np.zeros(len(keys), np.bool_)
-    index = np.arange(len(keys), dtype=np.int64)
-    return Offer(root, group, source, keys, positions, None, NOBODY, good, index)

@@ -19,11 +19,11 @@ from radix.groups import Group
 from radix.keysets import Mask, deepest_first
 from radix.metrics import Metrics
 from radix.plan import Pages
-from radix.residency import GHOSTS, Residency
+from radix.residency import GHOSTS, MAX_STAMP, RESET, Residency
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
-GONE = ("corrupt", "failed")
+GONE = ("corrupt", "failed", "reset")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: no two words become one
 
 
@@ -50,7 +50,8 @@ class FlatMove:
 class FlatResidency(Residency):
     """The residency of a tree of opaque keys: blocks are named by (root, key).
 
-    Look: ``core``, ``where``. Change: ``put``, ``fasten``, ``take_out``. Tell: ``tell_stored``,
+    Look: ``core``, ``where``. Change: ``put``, ``fasten``, ``take_out``, ``clear``,
+    ``expel``. Tell: ``tell_stored``,
     ``count_asked``. Check: ``check_owners``.
     """
 
@@ -126,6 +127,27 @@ class FlatResidency(Residency):
             ids = self._ids(move.keys[bad][had], np.full(int(had.sum()), move.root, np.uint64))
             self._removed(tier, move.group, ids, reason, self._why.index(reason))
             self._give_back(tier, move.group, slots[had])
+
+    def clear(self, tier: int, group: int) -> None:
+        """Every block that no lease pins leaves a tier. Cost: them."""
+        column = self.tree.column(group, tier)
+        slots, ids = self._take(column, self.tree.column_stats(column).resident, MAX_STAMP)
+        if len(slots) and ids is not None:
+            self._removed(tier, group, ids, RESET, self._why.index(RESET))
+            self._give_back(tier, group, slots)
+
+    def expel(
+        self, root: int, group: int, tier: int, nodes: Handles, keys: Keys, reason: str
+    ) -> Slots:
+        """Blocks leave a tier, pinned or not: the slot of each, which is the caller's to give back,
+        -1 where there was none. Cost: them.
+        """
+        slots = self.core(root).drop(nodes, self.tree.column(group, tier))
+        had = slots != NO_SLOT
+        if had.any():
+            ids = self._ids(keys[had], np.full(int(had.sum()), root, np.uint64))
+            self._removed(tier, group, ids, reason, self._why.index(reason))
+        return slots
 
     # ------------------------------------------------------------ names
     def _take(self, column: int, count: int, upto: int) -> tuple[Slots, Keys | None]:

@@ -159,10 +159,11 @@ class Fetch:
 class FlatLease:
     """Every block of the keys of ``held``, in every group and tier, stays until ``release``.
 
-    ``held[i]``: key i was there and is pinned. Made by ``FlatStore.lease``; never by hand.
+    ``held[i]``: key i was there and is pinned; ``nodes``: by what the tree knows those. Made by
+    ``FlatStore.lease``; never by hand.
     """
 
-    __slots__ = ("_core", "_dropped", "_leases", "_owner", "held")
+    __slots__ = ("__weakref__", "_core", "_dropped", "_leases", "_owner", "held", "nodes")
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class FlatLease:
         self._dropped = dropped
         self._owner = owner
         self.held: Mask = nodes != 0
+        self.nodes: Handles = nodes[self.held]
         self._leases = core.lease(nodes[order][self.held[order]])
 
     @property

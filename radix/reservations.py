@@ -5,13 +5,14 @@ back without a trace (I8, I11). A key is filled by one caller at a time.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from radix.errors import LeaseError, NeverFitsError
 from radix.flat import FlatCore, Handles
-from radix.flatmoves import FlatTransfers, offer_of
+from radix.flatmoves import FlatTransfers
+from radix.flatplans import offer_of
 from radix.flatresidency import FlatResidency
 from radix.jobs import Key
 from radix.keysets import Mask, Reservation, deepest_first, first_of_each, names_of
@@ -22,18 +23,21 @@ from radix.tree import NO_SLOT
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What an open reservation holds; ``lease`` keeps its namespace."""
+    """What an open reservation holds; ``lease`` keeps its namespace. ``stale``: of an older epoch,
+    its blocks are never shown, and its keys are free to be reserved again.
+    """
 
     group: int
     root: int
     names: list[Key]
     slots: Slots
     lease: int
+    stale: bool = False
 
 
 class Reservations:
     """The open reservations of one store. ``reserve``, then ``commit`` or ``abort``; ``drain``
-    aborts those that were dropped; ``slots`` names what they hold.
+    aborts those that were dropped, ``outdate`` ends an epoch; ``slots`` names what they hold.
     """
 
     def __init__(self, residency: FlatResidency, transfers: FlatTransfers) -> None:
@@ -92,6 +96,8 @@ class Reservations:
         """Makes the good blocks visible and copies them down; the others go back."""
         held = self._held(reservation)
         filled = np.ones(len(held.slots), np.bool_) if good is None else good
+        if held.stale:
+            filled = np.zeros(len(held.slots), np.bool_)
         order = deepest_first(reservation.positions)
         order = order[filled[order]]
         keys, positions = reservation.keys[order], reservation.positions[order]
@@ -107,6 +113,12 @@ class Reservations:
         held = self._held(reservation)
         self._end(reservation.number, held.slots)
         reservation.open = False
+
+    def outdate(self) -> None:
+        """A new epoch: whoever fills slots now gives them back when he ends, whatever he says."""
+        for number, held in self._open.items():
+            self._transfers.unreserve(held.root, held.group, held.names)
+            self._open[number] = replace(held, names=[], stale=True)
 
     def drain(self) -> int:
         """Aborts the reservations that were dropped; how many."""

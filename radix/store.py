@@ -1,8 +1,7 @@
 """FlatStore: blocks by (group, opaque key) for engines that give keys without tokens or parents. It
 puts a tree of opaque keys, the tiers and the transfers together, in operations on sets of keys.
 Order, leases, slots and checks are literally the tree's. Keeps I8 (reservations and jobs counted),
-I11 (a call that fails changes nothing), I34 (hits and misses add up to what was asked), and one
-thread at a time.
+I11 (a call that fails changes nothing), I31 (nothing of an older epoch), and one thread at a time.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from radix.arguments import slots_of, tiers_of
 from radix.errors import LeaseError, RequestError
 from radix.events import Event
-from radix.facade import Facade
 from radix.flat import FlatCore, Handles
-from radix.flatmoves import FlatTransfers, Offer
+from radix.flatasking import FlatAsking
+from radix.flatepochs import FlatEpochs
+from radix.flatmoves import FlatTransfers
+from radix.flatplans import Offer
 from radix.flatresidency import FlatResidency
 from radix.gate import Gate
 from radix.groups import Group, check_groups
@@ -28,7 +28,6 @@ from radix.keysets import (
     Fetch,
     FetchState,
     FlatLease,
-    Mask,
     Reservation,
     deepest_first,
     first_of_each,
@@ -54,14 +53,15 @@ _RECORD_PAGE_BYTES = 1  # keys have no pages; no token cache has pages of one by
 _FLAT_LAYOUT = 1 << 31  # directories of the two never mix, nor do their namespaces
 
 
-class FlatStore(Facade):
+class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
-    Ask: ``has``, ``coming``, ``valid_lengths``, ``slots``. Pin, use: ``lease``, ``touch``. Bring:
-    ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that the engine lends. Take:
-    ``fetch`` into the first tier; ``load`` into rows. Run: ``poll``, ``wait``, ``set_mode``,
-    ``flush``, ``check``, ``counters``, ``usage``, ``close``. Keys are (n, key_bytes) uint8; a set
-    stands in the order of its prompt unless ``positions`` say otherwise. One thread at a time: a
+    Ask: ``has``, ``probe``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``. Pin, use:
+    ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that
+    the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose: ``forget``,
+    ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``, ``counters``, ``usage``,
+    ``close``. Keys are (n, key_bytes) uint8; a set stands in the order of its prompt unless
+    ``positions`` say otherwise. One thread at a time: a
     call while another runs raises ``BusyError``.
     """
 
@@ -129,6 +129,7 @@ class FlatStore(Facade):
             write != "none",
         )
         self._reservations = Reservations(self.residency, self.transfers)
+        self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
         self._open()
 
     def _open(self) -> None:
@@ -162,87 +163,6 @@ class FlatStore(Facade):
         self.metrics.add(("restore", "blocks", tier.name), int(linked.sum()))
         self.metrics.add(("restore", "unlinked", tier.name), int((~linked).sum()))
 
-    # ------------------------------------------------------------ asking
-    def _space(self, namespace: Namespace | None) -> tuple[int, FlatCore]:
-        self._drain()
-        root = self._spaces.root(namespace)
-        return root, self.residency.core(root)
-
-    def _group(self, group: object) -> int:
-        if isinstance(group, bool) or not isinstance(group, int):
-            raise TypeError(f"group must be an int, not {type(group).__name__}")
-        if not 0 <= group < len(self.groups):
-            raise ValueError(f"group must be 0 to {len(self.groups) - 1}, not {group}")
-        return group
-
-    def has(
-        self,
-        keys: object,
-        group: int = 0,
-        *,
-        namespace: Namespace | None = None,
-        positions: object = None,
-    ) -> Slots:
-        """The first readable tier that has each key's block, -1 where none. Being asked for counts
-        as use; nothing else changes. Cost: the keys.
-        """
-        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
-        order = deepest_first(positions_of(positions, len(asked)))
-        with self.gate:
-            root, core = self._space(namespace)
-            nodes = core.find(asked)
-            found = self.residency.where(core, nodes, group)
-            core.touch(nodes[order][found[order] >= 0])
-            self.residency.count_asked(root, asked, found)
-            return found
-
-    def coming(self, keys: object, group: int = 0, *, namespace: Namespace | None = None) -> Mask:
-        """Which keys are on their way into the first tier: reserved, or being loaded. Changes
-        nothing. Cost: the keys.
-        """
-        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
-        with self.gate:
-            root, _ = self._space(namespace)
-            return self.transfers.landing(root, group, 0, asked)
-
-    def valid_lengths(
-        self, runs: Sequence[object], group: int = 0, *, namespace: Namespace | None = None
-    ) -> npt.NDArray[np.int64]:
-        """How many keys of each run, from its start without a gap, some readable tier has. Changes
-        nothing. Cost: the keys, one crossing for all runs.
-        """
-        parts = [keys_of(f"runs[{i}]", run, self.key_bytes) for i, run in enumerate(runs)]
-        group = self._group(group)
-        if not parts:
-            return np.zeros(0, np.int64)
-        with self.gate:
-            _, core = self._space(namespace)
-            where = self.residency.where(core, core.find(np.concatenate(parts)), group)
-        ends = np.cumsum([len(part) for part in parts])
-        starts = np.concatenate(([0], ends[:-1]))
-        gaps = np.append(np.flatnonzero(where < 0), len(where))
-        first_gap = gaps[np.searchsorted(gaps[:-1], starts)]
-        lengths: npt.NDArray[np.int64] = np.minimum(first_gap, ends) - starts
-        return lengths
-
-    def slots(
-        self,
-        keys: object,
-        group: int = 0,
-        *,
-        tier: int = 0,
-        namespace: Namespace | None = None,
-    ) -> Slots:
-        """The slot of each key's block in a tier, -1 where it has none. Changes nothing. A slot is
-        only as good as a lease on its key. Cost: the keys.
-        """
-        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
-        if not 0 <= tier < len(self.tiers):
-            raise ValueError(f"tier must be 0 to {len(self.tiers) - 1}, not {tier}")
-        with self.gate:
-            _, core = self._space(namespace)
-            return core.slots(core.find(asked), self.tree.column(group, tier))
-
     # ------------------------------------------------------------ pinning and using
     def lease(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None
@@ -256,7 +176,9 @@ class FlatStore(Facade):
         order = deepest_first(positions_of(positions, len(asked)))
         with self.gate:
             _, core = self._space(namespace)
-            return FlatLease(core, core.find(asked), order, self._dropped, self.gate)
+            lease = FlatLease(core, core.find(asked), order, self._dropped, self.gate)
+            self._epochs.leases.add(lease)
+            return lease
 
     def release(self, lease: FlatLease) -> None:
         """Gives a lease back. ``LeaseError`` if done before, or for another store's."""
@@ -410,6 +332,35 @@ class FlatStore(Facade):
             root, _ = self._space(namespace)
             return self.transfers.bring(root, group, asked, places, rows, urgency)
 
+    # ------------------------------------------------------------ losing
+    def forget(self, keys: object, group: int = 0, *, namespace: Namespace | None = None) -> None:
+        """Blocks that turned out to be wrong: no tier has them from now on, leased or not. Where
+        something still reads a slot, it rests until that has ended. Cost: the keys and the
+        transfers under way.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        with self.gate:
+            _, core = self._space(namespace)
+            self._epochs.forget(core, group, asked)
+
+    def reset(self, tiers: Sequence[str] | None = None) -> None:
+        """A new epoch in these tiers (None: all), in a persistent one durable when this returns:
+        nothing stored before is found again, nor what is under way. Reservations that are open end
+        as if aborted; slots that a transfer or a lease reads rest until it has ended. Two resets
+        are one. Blocks while an epoch is made durable.
+
+        Raises ``ValueError`` for a name that no tier has; ``TierError`` of a persistent tier that
+        cannot keep the epoch: nothing has changed. Cost: what the tiers hold.
+        """
+        names = [tier.name for tier in self.tiers]
+        if unknown := sorted(set(tiers or ()) - set(names)):
+            raise ValueError(f"tiers: {unknown[0]!r} is not one of {names}")
+        with self.gate:
+            self._drain()
+            self._epochs.reset(
+                [number for number, name in enumerate(names) if tiers is None or name in tiers]
+            )
+
     # ------------------------------------------------------------ running
     def poll(self) -> list[Event]:
         """Takes completions, lets what waited go on; the events since the last call.
@@ -419,6 +370,7 @@ class FlatStore(Facade):
         with self.gate:
             self._drain()
             self.transfers.run()
+            self._epochs.run()
             events = self._events[:]
             self._events.clear()
             return events
@@ -453,6 +405,7 @@ class FlatStore(Facade):
             for number in range(len(self.tiers)):
                 for group in range(len(self.groups)):
                     held = [self.transfers.targets(number, group)]
+                    held.append(self._epochs.slots(number, group))
                     if number == 0:
                         held += self._reservations.slots(group)
                     self.residency.check_owners(number, group, held)

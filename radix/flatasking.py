@@ -1,0 +1,143 @@
+"""What a flat store is asked: which tier has a key, what is on its way, how far runs reach. Keeps
+I34 (hits and misses add up to what was asked).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from radix.facade import Facade
+from radix.flat import FlatCore
+from radix.flatmoves import FlatTransfers
+from radix.flatresidency import FlatResidency
+from radix.groups import Group
+from radix.keys import Namespace
+from radix.keysets import Mask, deepest_first, keys_of, positions_of
+from radix.namespaces import Namespaces
+from radix.tier import Slots, Tier, TierMode
+from radix.tree import NO_SLOT, TreeCore
+
+_OFF = TierMode.OFF  # members of an Enum are slow to look up
+
+
+class FlatAsking(Facade):
+    """The half of :class:`radix.store.FlatStore` that brings and takes nothing."""
+
+    groups: tuple[Group, ...]
+    tiers: tuple[Tier, ...]
+    key_bytes: int
+    tree: TreeCore
+    residency: FlatResidency
+    transfers: FlatTransfers
+    _spaces: Namespaces
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Gives back what was dropped."""
+
+    def _space(self, namespace: Namespace | None) -> tuple[int, FlatCore]:
+        self._drain()
+        root = self._spaces.root(namespace)
+        return root, self.residency.core(root)
+
+    def _group(self, group: object) -> int:
+        if isinstance(group, bool) or not isinstance(group, int):
+            raise TypeError(f"group must be an int, not {type(group).__name__}")
+        if not 0 <= group < len(self.groups):
+            raise ValueError(f"group must be 0 to {len(self.groups) - 1}, not {group}")
+        return group
+
+    def has(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+    ) -> Slots:
+        """The first readable tier that has each key's block, -1 where none. Being asked for counts
+        as use; nothing else changes. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        order = deepest_first(positions_of(positions, len(asked)))
+        with self.gate:
+            root, core = self._space(namespace)
+            nodes = core.find(asked)
+            found = self.residency.where(core, nodes, group)
+            core.touch(nodes[order][found[order] >= 0])
+            self.residency.count_asked(root, asked, found)
+            return found
+
+    def probe(self, key: bytes, group: int = 0, *, namespace: Namespace | None = None) -> int:
+        """The first readable tier that has one key's block, -1 where none, for engines that ask key
+        by key: nothing changes and nothing is counted (``touch`` and ``has`` do, many at once).
+        Cost: O(1), about two microseconds.
+        """
+        with self.gate:
+            _, core = self._space(namespace)
+            node = core.find_one(key)
+            if node:
+                for number, tier in enumerate(self.tiers):
+                    column = self.tree.column(group, number)
+                    if tier.mode is not _OFF and core.slot_of(node, column) != NO_SLOT:
+                        return number
+        return -1
+
+    def coming(self, keys: object, group: int = 0, *, namespace: Namespace | None = None) -> Mask:
+        """Which keys are on their way into the first tier: reserved, or being loaded. Changes
+        nothing. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        with self.gate:
+            root, _ = self._space(namespace)
+            return self.transfers.landing(root, group, 0, asked)
+
+    def valid_lengths(
+        self, runs: Sequence[object], group: int = 0, *, namespace: Namespace | None = None
+    ) -> npt.NDArray[np.int64]:
+        """How many keys of each run, from its start without a gap, some readable tier has. Changes
+        nothing. Cost: the keys, one crossing for all runs.
+        """
+        parts = [keys_of(f"runs[{i}]", run, self.key_bytes) for i, run in enumerate(runs)]
+        group = self._group(group)
+        if not parts:
+            return np.zeros(0, np.int64)
+        with self.gate:
+            _, core = self._space(namespace)
+            where = self.residency.where(core, core.find(np.concatenate(parts)), group)
+        ends = np.cumsum([len(part) for part in parts])
+        starts = np.concatenate(([0], ends[:-1]))
+        gaps = np.append(np.flatnonzero(where < 0), len(where))
+        first_gap = gaps[np.searchsorted(gaps[:-1], starts)]
+        lengths: npt.NDArray[np.int64] = np.minimum(first_gap, ends) - starts
+        return lengths
+
+    def slots(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        tier: int = 0,
+        namespace: Namespace | None = None,
+    ) -> Slots:
+        """The slot of each key's block in a tier, -1 where it has none. Changes nothing. A slot is
+        only as good as a lease on its key. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
+        if not 0 <= tier < len(self.tiers):
+            raise ValueError(f"tier must be 0 to {len(self.tiers) - 1}, not {tier}")
+        with self.gate:
+            _, core = self._space(namespace)
+            return core.slots(core.find(asked), self.tree.column(group, tier))
+
+    def root_key(self, namespace: Namespace | None = None) -> bytes:
+        """The 16 bytes with which the name of a namespace's block begins in events. Cost: O(1) once
+        it is known.
+        """
+        with self.gate:
+            root, _ = self._space(namespace)
+            return self._spaces.keys[root]
