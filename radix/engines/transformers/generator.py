@@ -1,0 +1,368 @@
+"""PrefixGenerator: a model's ``generate`` over a prefix cache. It puts together the forward of the
+model, the placement of its cache in blocks, and a ``PrefixCache`` whose first tier is host memory.
+One thread at a time, as the cache. What goes wrong with the cache costs hits, never a token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from transformers import StoppingCriteria
+
+from radix.cache import PrefixCache
+from radix.engines.transformers.forward import Forward, probe
+from radix.engines.transformers.identity import Identity
+from radix.engines.transformers.placement import Placement, Rows
+from radix.engines.transformers.recording import STEP_PAGES, Turn
+from radix.engines.transformers.terms import (
+    check_engine,
+    check_mode,
+    check_model,
+    generation_kwargs,
+    prompt_of,
+)
+from radix.errors import CapacityError, NeverFitsError, TierError
+from radix.groups import Group
+from radix.keys import Namespace
+from radix.plan import Explanation
+from radix.policy.checkpoint import Checkpoints
+from radix.tier import Tier
+from tiers.host import HostTier
+
+TOLERANCE = 1e-2
+LOAD_TIMEOUT_S = 30.0
+
+
+class Restored(NamedTuple):
+    """A cache of the model's own class, and of how many tokens at the start of the prompt it holds
+    the state. The caller's, a copy.
+    """
+
+    past_key_values: Any
+    tokens: int
+
+
+def groups_of(
+    model: Any,
+    page_tokens: int = 16,
+    *,
+    tolerance: float = TOLERANCE,
+    token_by_token: bool = False,
+) -> tuple[Group, ...]:
+    """What a cache keeps of this model, by group: block bytes, retention. For sizing tiers.
+
+    Raises as ``PrefixGenerator``. Cost: the probe, some forwards of three pages.
+    """
+    check_engine()
+    check_model(model)
+    return probe(Forward(model), page_tokens, tolerance, token_by_token).groups
+
+
+class PrefixGenerator:
+    """Generation by one model with a prefix cache.
+
+    Whole: ``generate``. By hand: ``restore``, ``store``. Ask: ``counters``, ``explain``,
+    ``groups``. Run: ``weights_changed``, ``flush``, ``check``, ``close``; a context closes.
+
+        tiers = [HostTier(1 << 30), DiskTier("kept", limit_bytes=8 << 30)]
+        with PrefixGenerator(model, tiers) as cached:
+            out = cached.generate(ids, max_new_tokens=64)    # as model.generate(ids, ...)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tiers: Sequence[Tier],
+        *,
+        page_tokens: int = 16,
+        revision: str | None = None,
+        salt: bytes = b"",
+        tolerance: float = TOLERANCE,
+        token_by_token: bool = False,
+        policy: str = "lru",
+        write: str = "write_through",
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        """Probes the model, reads its weights once, opens the tiers.
+
+        ``tiers``: a ``HostTier`` first, then what lies below, as a ``DiskTier``; they are closed
+        with this. ``page_tokens``: the unit of matching. ``revision``: a name for the weights that
+        changes whenever they do, so that they need not be read; None: their bytes are hashed.
+        ``salt``: who may share, a tenant. ``tolerance``: by how much logits behind a restored
+        prefix may differ in the probe (float32: 1e-2; dtypes that round more need more).
+        ``token_by_token``: feed single tokens to families whose state starts anew in every longer
+        forward, instead of refusing them. ``policy``, ``write``, ``checkpoints``: as of
+        ``PrefixCache``. Raises ``UnsupportedError`` for a model, a cache layer or a tier that is
+        not taken; ``TypeError``, ``ValueError``, ``TierError``. Cost: reads the weights once.
+        """
+        check_engine()
+        check_model(model)
+        if not tiers or not isinstance(tiers[0], HostTier):
+            got = type(tiers[0]).__name__ if tiers else "none"
+            raise TypeError(f"tiers must begin with a HostTier, not {got}")
+        self.model = model
+        self._forward = Forward(model)
+        self._placement = probe(self._forward, page_tokens, tolerance, token_by_token)
+        self.groups = self._placement.groups
+        self._identity = Identity(model, revision)
+        self._namespace = Namespace(model=str(model.config.model_type), salt=salt)
+        self.cache = PrefixCache(
+            self.groups,
+            tiers,
+            page_tokens=page_tokens,
+            policy=policy,
+            write=write,
+            checkpoints=checkpoints,
+        )
+        self.cache.set_revision(self._identity.revision)
+        self._rows = _rows_of(tiers[0], self._placement)
+        self._counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------ generating
+    def generate(
+        self,
+        input_ids: object,
+        *,
+        boundaries: Sequence[int] = (),
+        cacheable_upto: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What ``model.generate(input_ids, **kwargs)`` returns, computed from what is cached, and
+        kept for the next prompt.
+
+        ``input_ids``: one sequence, (1, tokens) or (tokens,). ``boundaries``: lengths at which
+        other prompts will part, as the end of a system prompt. ``cacheable_upto``: tokens of which
+        the state may be kept. Where the cache has no room it generates without it, counted. Raises
+        ``UnsupportedError`` for a batch, padding, beams, assistants, other caches, and inputs that
+        are not tokens; ``ValueError``, ``TypeError``. Cost: the tokens that are not cached.
+        """
+        ids = prompt_of(input_ids, self.model.device)
+        given = generation_kwargs(self.model, ids, kwargs)
+        turn = self._begin(ids, boundaries, cacheable_upto)
+        cache = self._forward.cache()
+        criteria = list(given.pop("stopping_criteria", None) or ())
+        try:
+            self._prefill(turn, cache, ids)
+            if turn is not None:
+                criteria.append(_Following(turn, cache, self.cache))
+            given[self._forward.cache_name] = cache
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), stopping_criteria=criteria, **given
+            )
+        except BaseException:
+            if turn is not None:
+                turn.abort()
+            raise
+        self._end(turn)
+        return out
+
+    def _prefill(self, turn: Turn | None, cache: Any, ids: torch.Tensor) -> None:
+        """Restores the hit, and computes up to the last length at which something must be kept."""
+        last = ids.shape[1] - 1
+        start, stops = 0, []
+        if turn is not None:
+            turn.restore(cache)
+            start, stops = turn.hit_tokens, turn.cuts(last)
+            self._placement.keep_passing(cache)
+        if self._forward.single and start < last and (start or stops) and last not in stops:
+            stops = [*stops, last]
+        for stop in stops:
+            self._forward.feed(cache, ids, start, stop)
+            start = stop
+            if turn is not None:
+                turn.record(cache, ids, stop)
+                self._placement.let_pass(cache)
+                self._placement.keep_passing(cache)
+
+    # ------------------------------------------------------------ by hand
+    def restore(self, input_ids: object) -> Restored:
+        """A cache that holds the longest cached prefix of a prompt, for a loop of one's own: go on
+        with the tokens behind it, ``position_ids`` from there and a mask of ones.
+
+        At least one token is left to compute. Layers that would give tokens up keep them, until
+        ``store`` has taken them. Cost: the bytes of the hit.
+        """
+        ids = prompt_of(input_ids, self.model.device)
+        turn, cache = self._begin(ids, (), None), self._forward.cache()
+        found = 0
+        if turn is not None:
+            try:
+                turn.restore(cache)
+            finally:
+                self._end(turn)
+            found = turn.hit_tokens
+        self._placement.keep_passing(cache)
+        return Restored(cache, found)
+
+    def store(self, input_ids: object, past_key_values: Any) -> int:
+        """Keeps what a cache holds of ``input_ids``, just the tokens that were computed onto it.
+
+        Tokens of the prompt that a next one can hit now; 0 where the cache holds too little:
+        layers that had given tokens up, or a length off the page for models whose state is one for
+        a length (store at multiples of the page). Raises ``ValueError`` where the cache holds
+        another number of tokens. Cost: the bytes that are new.
+        """
+        ids = prompt_of(input_ids, self.model.device)
+        length = int(past_key_values.get_seq_length())
+        if length != ids.shape[1]:
+            raise ValueError(f"past_key_values holds {length} tokens, input_ids {ids.shape[1]}")
+        turn = self._begin(ids, (), None, counted=False)
+        if turn is None:
+            return 0
+        try:
+            if self._placement.first_token(past_key_values) <= turn.hit_tokens:
+                turn.record(past_key_values, ids, length)
+            else:
+                self._counts["generate.given up"] += 1
+        finally:
+            self._end(turn)
+        self._placement.let_pass(past_key_values)
+        self._placement.keep_passing(past_key_values)
+        match, _ = self.cache.match(_tokens(ids, 1), namespace=self._namespace)
+        return int(match.hit_pages) * self.cache.page_tokens
+
+    # ------------------------------------------------------------ requests
+    def _begin(
+        self,
+        ids: torch.Tensor,
+        boundaries: Sequence[int],
+        cacheable_upto: int | None,
+        *,
+        counted: bool = True,
+    ) -> Turn | None:
+        """A request whose hit is in host memory; None where the cache has no room for it."""
+        check_mode(self.model)
+        if self._identity.stale:
+            self.weights_changed()
+        request = None
+        for attempt in range(2):
+            self.cache.poll()
+            try:
+                request = self.cache.admit(
+                    _tokens(ids, 0),
+                    namespace=self._namespace,
+                    chunk_tokens=STEP_PAGES * self.cache.page_tokens,
+                    boundaries=boundaries,
+                    cacheable_upto=cacheable_upto,
+                )
+                request.wait(LOAD_TIMEOUT_S)
+                break
+            except NeverFitsError:
+                break
+            except CapacityError:
+                if not attempt:
+                    self.cache.flush()  # stores under way hold blocks that may go then
+            except TierError:
+                if request is not None:
+                    request.abort()
+                    request = None
+                break
+        turn = None if request is None else Turn(request, self._placement, self._rows)
+        if counted:
+            self._count(turn, ids)
+        return turn
+
+    def _count(self, turn: Turn | None, ids: torch.Tensor) -> None:
+        counts = self._counts
+        counts["generate.requests"] += 1
+        counts["generate.prompt_tokens"] += ids.shape[1]
+        if turn is None:
+            counts["generate.without cache"] += 1
+            return
+        counts["generate.hit_tokens"] += turn.hit_tokens
+
+    def _end(self, turn: Turn | None) -> None:
+        if turn is None:
+            return
+        if turn.stopped:
+            self._counts["generate.recording stopped"] += 1
+        turn.finish()
+        self.cache.poll()
+
+    # ------------------------------------------------------------ asking and running
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """``generate.*``: requests, prompt tokens, those that came from the cache; and every
+        counter of the cache by its dotted name (``match.hit_tokens.disk``). A copy.
+        """
+        return {**self.cache.counters(), **self._counts}
+
+    def explain(self, input_ids: object) -> Explanation:
+        """Why a prompt would hit as far as it would; changes nothing."""
+        ids = prompt_of(input_ids, self.model.device)
+        return self.cache.explain(_tokens(ids, 0), namespace=self._namespace)
+
+    def weights_changed(self, revision: str | None = None) -> None:
+        """Tells that the weights are others now: state of the old ones is never matched again and
+        leaves first. Weights written in place or replaced are noticed at the next call anyway;
+        those written through ``.data`` are not. ``revision``: their new name, where weights are
+        named. Cost: reads the weights, where they are not.
+        """
+        self._identity.renew(revision)
+        self.cache.set_revision(self._identity.revision)
+
+    def flush(self) -> None:
+        """Waits until what is stored is durable."""
+        self.cache.flush()
+
+    def check(self) -> None:
+        """Walks every invariant of the cache; ``InvariantError`` names the first broken."""
+        self.cache.check()
+
+    def close(self) -> None:
+        """Makes durable what is stored and closes the tiers. Idempotent."""
+        if not self.cache.gate.closed:
+            try:
+                self.cache.flush()
+            finally:
+                self._rows = []
+                self.cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Following(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed here
+    """Called with each token that ``generate`` samples: keeps what filled a page. Stops nothing."""
+
+    def __init__(self, turn: Turn, cache: Any, owner: PrefixCache) -> None:
+        self._turn = turn
+        self._cache = cache
+        self._owner = owner
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if self._turn.follow(self._cache, input_ids):
+            self._owner.poll()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _tokens(ids: torch.Tensor, more: int) -> Any:
+    """The prompt as int32, with ``more`` tokens behind it."""
+    return np.pad(ids[0].cpu().numpy(), (0, more)).astype(np.int32)
+
+
+def _rows_of(tier: HostTier, placement: Placement) -> Rows:
+    """The tier's slab as rows of blocks, by group. Valid until the tier is closed."""
+    rows = []
+    for number in range(len(placement.groups)):
+        plane = tier.planes(number)[0]
+        base, stride, size = int(plane["base"]), int(plane["stride"]), int(plane["bytes"])
+        memory = (ctypes.c_uint8 * tier.limit_bytes).from_address(base)
+        flat = np.ctypeslib.as_array(memory)
+        shape = ((tier.limit_bytes - size) // stride + 1, size)
+        rows.append(np.lib.stride_tricks.as_strided(flat, shape, (stride, 1)))
+    return rows
