@@ -1,0 +1,190 @@
+"""vLLM's side of a secondary tier, without a model: its own spec, its own shared region as host
+pool, its own factory; and an oracle that knows what bytes belong under a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from radix.engines.vllm import RadixDiskTier
+
+ROW_BYTES = 8192
+ROWS = 24
+LIMIT = 32 << 20
+CHUNK_TOKENS = 32
+WAIT_S = 30.0
+
+
+def key(number: int, group: int = 0) -> bytes:
+    """The engine's key of a chunk: its hash and its group."""
+    return make_offload_key(hashlib.sha256(b"chunk %d" % number).digest(), group)
+
+
+def content(name: bytes, nbytes: int = ROW_BYTES) -> bytes:
+    """What belongs under a key."""
+    return hashlib.shake_128(name).digest(nbytes)
+
+
+def config(**changed: Any) -> OffloadingConfig:
+    """The configuration of an engine with a full and a window group on one worker."""
+    parallel = {
+        "rank": 0,
+        "world_size": 1,
+        "tp_size": 1,
+        "pp_size": 1,
+        "pcp_size": 1,
+        "dcp_size": 1,
+        "data_parallel_index": 0,
+        "data_parallel_size": 1,
+        "data_parallel_rank_local": None,
+        "is_parallelism_agnostic": False,
+    } | changed.pop("parallel", {})
+    groups = changed.pop("groups", [["layers.0"], ["layers.1", "layers.2"]])
+    dtype = changed.pop("dtype", "float32")
+    model = changed.pop("model", "tiny")
+    hash_tokens = changed.pop("tokens_per_hash", CHUNK_TOKENS)
+    settings: dict[str, Any] = {
+        "groups": tuple(
+            OffloadingGroupConfig(CHUNK_TOKENS, tuple(names), number)
+            for number, names in enumerate(groups)
+        ),
+        "worker_kv_bytes_per_block": ROW_BYTES,
+        "enable_kv_cache_events": False,
+        "extra_config": {"cpu_bytes_to_use": ROWS * ROW_BYTES},
+        "engine_id": uuid.uuid4().hex,
+        "model": OffloadingModelConfig(model, dtype),
+        "cache": OffloadingCacheConfig(hash_tokens, 1),
+        "parallel": OffloadingParallelConfig(**parallel),
+    }
+    return OffloadingConfig(**(settings | changed))
+
+
+class Host:
+    """A host pool of vLLM's with the tier below it, from ``with`` to the end of its block."""
+
+    def __init__(self, directory: Path, limit_bytes: int = LIMIT, **given: Any) -> None:
+        self.spec = TieringOffloadingSpec(given.pop("config", None) or config())
+        self.entry = {
+            "type": "RadixDiskTier",
+            "module_path": "radix.engines.vllm",
+            "directory": str(directory),
+            "limit_bytes": limit_bytes,
+        } | given
+        kv_cache_utils.init_none_hash(sha256)
+        self.region = SharedOffloadRegion(
+            self.spec.config.engine_id,
+            self.spec.num_chunks,
+            None,
+            self.spec.kv_bytes_per_chunk,
+            self.spec.cpu_page_size_per_worker,
+        )
+        self.view = self.region.create_kv_memoryview()
+        self.jobs = 0
+        try:
+            self.tier: RadixDiskTier = SecondaryTierFactory.create_secondary_tier(
+                self.entry, self.view, self.spec
+            )
+        except BaseException:
+            self._release()
+            raise
+        self.row_bytes = self.view.shape[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.tier.shutdown()
+        self._release()
+
+    def _release(self) -> None:
+        self.view.release()
+        self.region.cleanup()
+
+    def fill(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
+        """Writes into rows what belongs under keys."""
+        for row, name in zip(rows, names, strict=True):
+            self.write(row, content(name, self.row_bytes))
+
+    def write(self, row: int, data: bytes) -> None:
+        """Writes a row."""
+        np.asarray(self.view)[row] = np.frombuffer(data, np.int8)
+
+    def row(self, row: int) -> bytes:
+        """What is in a row."""
+        return np.asarray(self.view)[row].tobytes()
+
+    def submit(
+        self,
+        names: Sequence[bytes],
+        rows: Sequence[int],
+        *,
+        load: bool = False,
+        context: ReqContext | None = None,
+    ) -> int:
+        """Submits a job without waiting for it; its number."""
+        self.jobs += 1
+        chosen = context or ReqContext("request")
+        job = TransferJob(self.jobs, list(names), np.array(rows, np.int32), load, chosen)
+        (self.tier.submit_load if load else self.tier.submit_store)(job)
+        return self.jobs
+
+    def results(self) -> dict[int, JobResult]:
+        """The results of every job that is under way, by its number; waits for them."""
+        found: dict[int, JobResult] = {}
+        while self.tier.has_pending_work():
+            self.tier.store.wait(WAIT_S)
+            for result in self.tier.get_finished_jobs():
+                assert result.job_id not in found
+                found[result.job_id] = result
+        return found
+
+    def store(self, names: Sequence[bytes], rows: Sequence[int], **given: Any) -> JobResult:
+        """Stores what belongs under the keys from these rows; the result."""
+        self.fill(rows, names)
+        number = self.submit(names, rows, **given)
+        return self.results()[number]
+
+    def load(self, names: Sequence[bytes], rows: Sequence[int], **given: Any) -> JobResult:
+        """Wipes the rows, then loads keys into them; the result."""
+        for row in rows:
+            self.write(row, bytes(self.row_bytes))
+        number = self.submit(names, rows, load=True, **given)
+        return self.results()[number]
+
+    def lookup(self, *names: bytes) -> str:
+        """H, R or M for each key."""
+        letters = {LookupResult.HIT: "H", LookupResult.RETRY: "R", LookupResult.MISS: "M"}
+        context = ReqContext("asks")
+        return "".join(letters[self.tier.lookup(name, context)] for name in names)
+
+    def counted(self) -> dict[str, float]:
+        """What the tier tells vLLM's metrics since the last time, by the end of the name."""
+        stats = self.tier.get_stats()
+        told = {} if stats is None else stats.reduce()
+        return {name.split(":")[1].removeprefix("radix_disk_tier_"): n for name, n in told.items()}
