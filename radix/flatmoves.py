@@ -25,6 +25,8 @@ from radix.plan import Cursor, Pages
 from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
+Indices = npt.NDArray[np.int64]
+
 
 class FlatTransfers(Jobs[FlatMove]):
     """All moves of one flat store. Start: ``store``, ``offer``, ``bring``. Go on: ``run``. Ask:
@@ -51,6 +53,7 @@ class FlatTransfers(Jobs[FlatMove]):
         self.climbs: dict[int, Climb] = {}
         self._namespaces = namespaces
         self._offers: dict[int, Mask] = {}  # who waits for what: how each key fared
+        self._repeats: dict[int, tuple[Indices, Indices]] = {}  # named again, and first
         self._waiting: deque[Offer] = deque()  # refused by a full queue, to be offered again
         self._stores: dict[int, Offer] = {}  # by job
         self._loads: dict[int, tuple[Climb, npt.NDArray[np.int64]]] = {}  # by job: which keys
@@ -126,9 +129,17 @@ class FlatTransfers(Jobs[FlatMove]):
 
     # ------------------------------------------------------------ down
     def offer(self, number: int, offer: Offer) -> None:
-        """Starts copying the engine's rows down; ``KeysDone`` tells the end."""
+        """Starts copying the engine's rows down; ``KeysDone`` tells the end. A key that stands in
+        it twice is copied once, and fares both times as it did.
+        """
+        names = names_of(offer.keys)
+        first = first_of_each(names)
+        if not first.all():
+            places = dict(zip(reversed(names), reversed(offer.index.tolist()), strict=True))
+            again = [places[name] for name in names]
+            self._repeats[number] = offer.index[~first], np.array(again, np.int64)[~first]
         self._offers[number] = offer.good
-        self.store(offer)
+        self.store(offer.part(first))
 
     def store(self, offer: Offer) -> None:
         """Copies keys one tier down. What is there or on its way is left out; what finds no room is
@@ -455,6 +466,9 @@ class FlatTransfers(Jobs[FlatMove]):
         for number, good in list(self._offers.items()):
             if number not in self.outstanding and number not in held:
                 del self._offers[number]
+                if number in self._repeats:
+                    again, firsts = self._repeats.pop(number)
+                    good[again] = good[firsts]
                 self._events.append(KeysDone(number, good))
 
     def _ended(self, job: Job[FlatMove], good: Mask) -> None:

@@ -30,11 +30,9 @@ from radix.keysets import (
     FlatLease,
     Reservation,
     deepest_first,
-    first_of_each,
     hash_keys,
     keys_of,
     mask_of,
-    names_of,
     positions_of,
     width_of,
 )
@@ -266,7 +264,7 @@ class FlatStore(FlatAsking):
             offer = Offer(
                 root, group, -1, asked[order], places[order], lent[order], number, good, order
             )
-            self.transfers.offer(number, offer.part(first_of_each(names_of(offer.keys))))
+            self.transfers.offer(number, offer)
             return number
 
     def _rows(self, rows: object, count: int, group: int) -> Slots:
