@@ -27,6 +27,7 @@ from radix.errors import (
     TierError,
     TierFullError,
     TierUnavailableError,
+    TimedOutError,
     UnsupportedError,
 )
 from radix.events import KeysDone, RequestState, SpanEvent
@@ -107,6 +108,7 @@ __all__ = [
     "TierFullError",
     "TierMode",
     "TierUnavailableError",
+    "TimedOutError",
     "Turn",
     "UnsupportedError",
     "View",

@@ -71,6 +71,14 @@ class BusyError(CacheError):
     """A call came while another thread's call on the same cache was running."""
 
 
+class TimedOutError(CacheError):
+    """A call that blocks was given up; what it began goes on under ``number``."""
+
+    def __init__(self, what: str, *, number: int) -> None:
+        super().__init__(what)
+        self.number = number
+
+
 class InvariantError(CacheError):
     """A check found a broken invariant; ``name`` is its number (I1..I35)."""
 
