@@ -183,6 +183,7 @@ class Worker(OffloadingWorker):  # type: ignore[misc]  # the engine's classes ha
         per_chunk = self._geometry.blocks_per_chunk
         which, subs = places(len(blocks), len(slots), first, per_chunk, whole=storing)
         lower = self._lower[group]
+        self._check_inside(group, blocks, slots)
         rows = lower.rows(slots[which], subs)
         if storing and len(subs) and subs[0]:
             self._blank(group, int(slots[0]), int(subs[0]))
@@ -190,11 +191,26 @@ class Worker(OffloadingWorker):  # type: ignore[misc]  # the engine's classes ha
             blocks, rows = blocks[blocks != 0], rows[blocks != 0]
         return _Copy(job, group, blocks, rows, storing)
 
+    def _check_inside(self, group: int, blocks: Rows, slots: Rows) -> None:
+        """What lies outside would be written all the same: it is memory of somebody else."""
+        last = self.host.limit_bytes // (self._lower[group].slot_rows * self._row_bytes(group))
+        for what, numbers, end in (
+            ("block", blocks, len(self.device.tensors[group][0])),
+            ("slot", slots, last),
+        ):
+            if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < end:
+                raise LayoutMismatchError(
+                    f"group {self._geometry.group_ids[group]}: {what}s {numbers.min()} to "
+                    f"{numbers.max()}, there are {end}"
+                )
+
+    def _row_bytes(self, group: int) -> int:
+        return int(self._lower[group].planes["stride"][0])
+
     def _blank(self, group: int, slot: int, blocks: int) -> None:
         """The blocks of a chunk that a store leaves out hold zeros, not what lay there before."""
         lower = self._lower[group]
-        plane = lower.planes[0]
-        start = int(plane["base"]) + slot * lower.slot_rows * int(plane["stride"])
+        start = int(lower.planes["base"][0]) + slot * lower.slot_rows * self._row_bytes(group)
         ctypes.memset(start, 0, blocks * self._geometry.block_bytes[group])
 
     def _start(self) -> None:

@@ -1,0 +1,119 @@
+"""What a user writes into the engine's extra configuration is taken whole or refused at the start,
+with the name of what is wrong and what to write instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.v1.kv_offload.config import OffloadingParallelConfig
+
+from radix.engines.vllm.options import ENGINE_KEYS, Options
+from radix.engines.vllm.spec import RadixOffloadingSpec
+from radix.errors import UnsupportedError
+from tests.vllm.workerrig import config_of
+
+
+def test_a_budget_alone_is_enough() -> None:
+    options = Options.of({"host_bytes": 1 << 30})
+    assert options == Options(1 << 30)
+    assert (options.directory, options.policy, options.canary) == (None, "lru", 0.0)
+
+
+def test_keys_of_the_engine_pass() -> None:
+    given = dict.fromkeys(ENGINE_KEYS) | {"host_bytes": 4096}
+    assert Options.of(given) == Options(4096)
+
+
+def test_every_option_is_taken() -> None:
+    given = {
+        "host_bytes": 4096,
+        "directory": "/somewhere",
+        "disk_bytes": 8192,
+        "policy": "lru",
+        "canary": 0.01,
+        "canary_tolerance": 0.1,
+        "verify": True,
+        "revision": "r7",
+    }
+    assert Options.of(given) == Options(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({}, ValueError, "host_bytes is missing"),
+        ({"host_bytes": 1, "host_byte": 1}, ValueError, "unknown keys host_byte; known are host"),
+        ({"cpu_bytes_to_use": 1}, ValueError, "cpu_bytes_to_use is host_bytes here"),
+        ({"host_bytes": 1, "eviction_policy": "arc"}, ValueError, "eviction_policy is policy here"),
+        ({"host_bytes": 0}, ValueError, "host_bytes must be at least 1 byte, not 0"),
+        ({"host_bytes": "4GB"}, TypeError, "host_bytes must be a whole number of bytes"),
+        ({"host_bytes": True}, TypeError, "host_bytes must be a whole number of bytes"),
+        ({"host_bytes": 1e9}, TypeError, "host_bytes must be a whole number of bytes"),
+        ({"host_bytes": 1, "directory": "d"}, ValueError, "disk_bytes is needed with a directory"),
+        ({"host_bytes": 1, "disk_bytes": 1}, ValueError, "disk_bytes is given without a directory"),
+        ({"host_bytes": 1, "directory": ""}, TypeError, "directory must be a path"),
+        (
+            {"host_bytes": 1, "directory": "d", "disk_bytes": -1},
+            ValueError,
+            "disk_bytes must be at least 1 byte, not -1",
+        ),
+        ({"host_bytes": 1, "policy": "dice"}, ValueError, "'dice' is unknown"),
+        ({"host_bytes": 1, "policy": 3}, TypeError, "policy must be text"),
+        ({"host_bytes": 1, "canary": 1.5}, ValueError, "canary must be from 0 to 1, not 1.5"),
+        ({"host_bytes": 1, "canary": "1%"}, TypeError, "canary must be a number"),
+        ({"host_bytes": 1, "canary_tolerance": -1}, ValueError, "canary_tolerance must be"),
+        ({"host_bytes": 1, "verify": 1}, TypeError, "verify must be true or false"),
+        ({"host_bytes": 1, "revision": 7}, TypeError, "revision must be text"),
+        ({"host_bytes": 1, "canonical_layout": True}, UnsupportedError, "leave it out"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        Options.of(given)
+
+
+def spec_of(**parallel: int) -> RadixOffloadingSpec:
+    config = config_of()
+    return RadixOffloadingSpec(replace(config, parallel=replace(config.parallel, **parallel)))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"pp_size": 2, "world_size": 2}, "pipeline parallel 2 .* set --pipeline-parallel-size 1"),
+        ({"pcp_size": 2, "world_size": 2}, "prefill context parallel 2"),
+        ({"dcp_size": 2, "tp_size": 2, "world_size": 2}, "decode context parallel 2"),
+        ({"world_size": 4, "tp_size": 2}, "4 workers at tensor parallel 2"),
+    ],
+)
+def test_a_parallelism_that_no_layout_knows_is_refused(parallel: dict[str, int], said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        spec_of(**parallel)
+
+
+def test_tensor_parallelism_and_replicas_are_taken() -> None:
+    spec_of(tp_size=4, world_size=4)
+    spec_of(data_parallel_size=2, data_parallel_index=1)
+
+
+def test_each_data_parallel_replica_has_a_folder_of_its_own() -> None:
+    config = config_of()
+    folders = []
+    for index, size in ((0, 1), (0, 2), (1, 2)):
+        parallel: OffloadingParallelConfig = replace(
+            config.parallel, data_parallel_index=index, data_parallel_size=size
+        )
+        extra = {**config.extra_config, "directory": "/d", "disk_bytes": 1 << 20}
+        spec = RadixOffloadingSpec(replace(config, parallel=parallel, extra_config=extra))
+        folders.append(spec.directory())
+    assert folders == [Path("/d"), Path("/d/dp-0"), Path("/d/dp-1")]
+
+
+def test_the_spec_refuses_what_the_options_refuse() -> None:
+    config = config_of(extra_config={"host_bytes": 4096, "hostbytes": 1})
+    with pytest.raises(ValueError, match="unknown keys hostbytes"):
+        RadixOffloadingSpec(config)
