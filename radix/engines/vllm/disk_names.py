@@ -88,6 +88,7 @@ class Names:
         chunk = config.cache.blocks_per_chunk
         self._chunk_tokens = [group.tokens_per_block * chunk for group in config.groups]
         self._reader = KeyReader(self._ids)
+        self._numbers = {n.to_bytes(GROUP_BYTES, "big"): i for i, n in enumerate(self._ids)}
         self.reversible = True
         self._generation = _FIRST_GENERATION
         self._base: Namespace | None = None
@@ -129,10 +130,16 @@ class Names:
         self._generation = os.urandom(_GENERATION_BYTES)
         self._spaces = []
 
-    def one(self, key: bytes) -> tuple[Namespace, Keys]:
-        """Where a single key is looked for. ``ValueError`` for a group that is not configured."""
-        groups, names = self._reader.read([key])
-        return self.spaces()[int(groups[0])], names
+    def one(self, key: bytes) -> tuple[Namespace, bytes]:
+        """Where a single key is looked for, and as what. ``ValueError`` for a group that is not
+        configured. Cost: O(1).
+        """
+        name = key[:-GROUP_BYTES]
+        group = self._numbers.get(key[-GROUP_BYTES:])
+        if group is None or len(name) != KEY_BYTES:
+            groups, names = self._reader.read([key])
+            group, name = int(groups[0]), names.tobytes()
+        return self.spaces()[group], name
 
     def split(self, keys: list[bytes], ends: Ends) -> list[Part]:
         """A set of keys by cache group. ``ValueError`` as ``one``. Cost: the keys."""
