@@ -5,6 +5,7 @@ had been computed. Keeps I24 for families that start their state anew in every l
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ class Forward:
         self.model = model
         self.single = False
         call = type(model).forward
-        by_name = [name for name in ("past_key_values", "cache_params") if accepts(call, name)]
+        named = inspect.signature(call).parameters  # further keywords are taken and not looked at
+        by_name = [name for name in ("past_key_values", "cache_params") if name in named]
         if not by_name:
-            raise UnsupportedError(f"{type(model).__name__} takes no past_key_values")
+            raise UnsupportedError(f"{type(model).__name__}.forward takes no past_key_values")
         self.cache_name = by_name[0]
         self._positions = accepts(call, "position_ids")
         self._keeps = accepts(call, "logits_to_keep")
@@ -58,7 +60,8 @@ class Forward:
         given: dict[str, Any] = {self.cache_name: cache, "use_cache": True}
         if keep and self._keeps:
             given["logits_to_keep"] = keep
-        given["attention_mask"] = torch.ones((1, end), dtype=torch.long, device=ids.device)
+        if self.cache_name == "past_key_values":  # else a mask would be of the new tokens alone
+            given["attention_mask"] = torch.ones((1, end), dtype=torch.long, device=ids.device)
         if self._positions:
             given["position_ids"] = torch.arange(start, end, device=ids.device)[None]
         with torch.no_grad():

@@ -5,7 +5,8 @@ takes milliseconds, real enough that every kind of cache layer is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,22 +14,26 @@ import transformers as hf
 
 SLIDING, LINEAR, FULL = "sliding_attention", "linear_attention", "full_attention"
 
-BASE: Mapping[str, Any] = dict(
-    vocab_size=256,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=2048,
-    bos_token_id=1,
-    eos_token_id=None,
-    pad_token_id=0,
-)
+BASE: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
 HEADED: Mapping[str, Any] = dict(BASE, head_dim=16)
-SCAN: Mapping[str, Any] = dict(
-    mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16, mamba_d_conv=4, mamba_chunk_size=32
-)
+SCAN: Mapping[str, Any] = {
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 32,
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Family:
     fields: Mapping[str, Any]
     std: float = 0.15
     ends: float = 0.5
-    groups: tuple[str, ...] = field(default=())
+    groups: tuple[str, ...] = ()
 
     def model(self, seed: int = 0, **changes: Any) -> Any:
         """The model, float32 and eager; ``changes`` of its configuration."""
@@ -174,4 +179,59 @@ FAMILIES = (
         groups=("full",),
     ),
 )
-BY_NAME = {family.name: family for family in FAMILIES}
+_RECURRENT: Mapping[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 16,
+    "bos_token_id": 1,
+}
+OTHERS = (
+    Family(
+        "Llama4",
+        hf.Llama4TextConfig,
+        dict(
+            HEADED,
+            attention_chunk_size=32,
+            intermediate_size_mlp=128,
+            num_local_experts=2,
+            no_rope_layers=[1, 1, 1, 0],
+        ),
+    ),
+    Family(
+        "Jamba",
+        hf.JambaConfig,
+        dict(
+            BASE,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            num_experts=2,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+        ),
+    ),
+    Family("Mamba", hf.MambaConfig, _RECURRENT),
+    Family("FalconMamba", hf.FalconMambaConfig, _RECURRENT),
+    Family(
+        "Mamba2",
+        hf.Mamba2Config,
+        dict(
+            _RECURRENT,
+            num_heads=8,
+            head_dim=16,
+            n_groups=1,
+            conv_kernel=4,
+            expand=2,
+            chunk_size=32,
+        ),
+    ),
+    Family("MiniMax", hf.MiniMaxConfig, dict(HEADED, num_local_experts=2, num_experts_per_tok=1)),
+)
+BY_NAME = {family.name: family for family in (*FAMILIES, *OTHERS)}
+
+
+@cache
+def model_of(name: str) -> Any:
+    """The model of a family that tests share: nobody may change it."""
+    return BY_NAME[name].model()

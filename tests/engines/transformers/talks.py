@@ -20,7 +20,7 @@ from tiers.host import HostTier
 VOCABULARY = 256
 PAGE = 16
 SYSTEM = 40
-LONGEST = 240
+LONGEST = 176
 
 
 class Fed:
@@ -52,24 +52,36 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
-def host_bytes(model: Any, requests: float = 1.6) -> int:
-    """A host tier in which ``requests`` of the longest requests fit, and not what all touch."""
-    groups = groups_of(model, PAGE)
-    blocks = pool_sizes(groups, PAGE, Largest(LONGEST, 4 * PAGE))
+def opened(
+    model: Any,
+    folder: Path,
+    *,
+    requests: float = 1.0,
+    page: int = PAGE,
+    token_by_token: bool = False,
+    tolerance: float = 1e-2,
+    **options: Any,
+) -> PrefixGenerator:
+    """A generator over a disk tier in ``folder`` and a host tier in which ``requests`` of the
+    longest requests fit, and not what all touch.
+    """
+    probed: dict[str, Any] = {"token_by_token": token_by_token, "tolerance": tolerance}
+    groups = groups_of(model, page, **probed)
+    blocks = pool_sizes(groups, page, Largest(LONGEST, 4 * page))
     strides = [-(-group.block_bytes // 4096) * 4096 for group in groups]
     total = sum(count * stride for count, stride in zip(blocks, strides, strict=True))
-    return int(total * requests) // 4096 * 4096 + len(groups) * max(strides)
-
-
-def opened(model: Any, folder: Path, *, requests: float = 1.6, **options: Any) -> PrefixGenerator:
-    """A generator over a small host tier and a disk tier in ``folder``."""
-    groups = groups_of(model, PAGE)
-    stride = max(-(-group.block_bytes // 4096) * 4096 for group in groups)
-    host = HostTier(
-        host_bytes(model, requests), segment_bytes=stride if len(groups) > 1 else None, verify=True
-    )
+    limit = int(total * requests) // 4096 * 4096 + len(groups) * max(strides)
+    segment = max(strides) if len(groups) > 1 else None
+    host = HostTier(limit, segment_bytes=segment, verify=True)
     disk = DiskTier(folder, limit_bytes=96 << 20, segment_bytes=1 << 20)
-    return PrefixGenerator(model, [host, disk], page_tokens=PAGE, **options)
+    return PrefixGenerator(model, [host, disk], page_tokens=page, **probed, **options)
+
+
+def empty_host(cached: PrefixGenerator) -> None:
+    """Evicts all that the host tier holds, once it is durable below."""
+    cached.flush()
+    for group in range(len(cached.groups)):
+        cached.cache.evict(group, 1 << 30, tier=0)
 
 
 class Talks:
@@ -101,9 +113,7 @@ class Talks:
         expected = cold(self.model, ids, new)
         before = cached.counters
         with Fed(self.model) as fed:
-            found = cached.generate(
-                ids, max_new_tokens=new, do_sample=False, boundaries=[SYSTEM]
-            )
+            found = cached.generate(ids, max_new_tokens=new, do_sample=False, boundaries=[SYSTEM])
         after = cached.counters
         where = f"seed {self.seed}, conversation {conversation}, prompt of {len(prompt)} tokens"
         assert found.tolist() == expected.tolist(), where
@@ -117,19 +127,27 @@ class Talks:
         ends.append(found[0].tolist())
 
 
-def run(model: Any, seed: int, folder: Path, *, conversations: int, turns: int) -> Counter[str]:
+def run(
+    model: Any, seed: int, folder: Path, *, conversations: int, turns: int, **options: Any
+) -> Counter[str]:
     """So many conversations of so many turns each, interleaved, with a restart in the middle."""
     talks = Talks(model, seed, conversations)
-    cached = opened(model, folder)
+    counts = talks.counts
+    cached = opened(model, folder, **options)
     order = [number for number in range(conversations) for _ in range(turns)]
     talks.rng.shuffle(order)
     for step, number in enumerate(order):
         if step == len(order) // 2:
+            counts["disk before the restart"] = counts["disk"]
             cached.close()
-            cached = opened(model, folder)
+            cached = opened(model, folder, **options)
         talks.turn(cached, number)
         cached.check()
-    talks.counts["without cache"] = cached.counters.get("generate.without cache", 0)
-    talks.counts["stopped"] = cached.counters.get("generate.recording stopped", 0)
+        if step % 6 == 4:
+            empty_host(cached)
+    for name, count in cached.counters.items():
+        if name.startswith("evict.blocks.host"):
+            counts["evicted"] += count
+    counts["without cache"] = cached.counters.get("generate.without cache", 0)
     cached.close()
-    return talks.counts
+    return counts
