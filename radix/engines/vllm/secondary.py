@@ -206,6 +206,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         if not self._closer.alive:
             return
         try:
+            self._touch_used()
             for part in self._names.split(list(keys), req_context):
                 self.store.touch(part.keys, namespace=part.space, positions=part.positions)
         except Exception as error:  # outermost: an order that is less exact
