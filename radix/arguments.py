@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from numbers import Real
 
 import numpy as np
 
@@ -58,11 +57,11 @@ def count_of(name: str, value: object) -> int:
 
 def seconds_of(name: str, value: object) -> float:
     """A time to wait: a negative one is over at once, an endless one takes ``MOST_SECONDS``."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     if value != value:
         raise ValueError(f"{name} must be a number of seconds, not {value}")
-    return float(min(max(value, 0), MOST_SECONDS))
+    return MOST_SECONDS if value > MOST_SECONDS else max(0.0, float(value))
 
 
 def number_below(name: str, value: object, most: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -307,7 +308,8 @@ class Jobs(ABC, Generic[M]):
     def cancel(self, job: Job[M]) -> None:
         """Skips what has not begun of a load; its end still comes."""
         job.cancelled = True
-        self.tiers[job.lower].cancel(job.number)
+        with suppress(TierError):  # then it ends as it would have
+            self.tiers[job.lower].cancel(job.number)
 
     def disown(self, job: Job[M]) -> None:
         """Nobody waits for a load any more: its slots above are its own until it ends, and its keys
@@ -338,46 +340,58 @@ class Jobs(ABC, Generic[M]):
         busy = [tier for tier in self.tiers if tier.pending()]
         if self._inbox or not busy:
             return
-        if len(busy) == 1:
-            busy[0].wait(left_s)
-            return
-        turn_s = min(TURN_S, left_s / len(busy))
-        for _ in range(max(1, int(left_s / (len(busy) * turn_s))) if turn_s > 0 else 1):
-            for tier in busy:
-                tier.wait(turn_s)
-                self._inbox += tier.poll()
-            if self._inbox:
+        with suppress(TierError):  # its next poll tells
+            if len(busy) == 1:
+                busy[0].wait(left_s)
                 return
+            turn_s = min(TURN_S, left_s / len(busy))
+            for _ in range(max(1, int(left_s / (len(busy) * turn_s))) if turn_s > 0 else 1):
+                for tier in busy:
+                    tier.wait(turn_s)
+                    self._inbox += tier.poll()
+                if self._inbox:
+                    return
 
     def poll(self, ended: Callable[[Job[M], npt.NDArray[np.bool_]], None]) -> None:
         """Takes every acknowledgement; ``ended(job, good)`` is called for each job once, while
         its pin still stands. Cost: the blocks that ended.
         """
         self._polls += 1
-        for tier in self.tiers:
-            self._inbox += tier.poll()
+        for number, tier in enumerate(self.tiers):
+            try:
+                self._inbox += tier.poll()
+            except TierError:  # the others go on; it is asked again, and out if it stays so
+                self.residency.metrics.add(("tier", "silent", tier.name))
+                self.breakers.ended(number, storing=False, good=False)
         while self._inbox:
             done = self._inbox.pop(0)
             if done.job in self._lifted:
                 self._lifted.discard(done.job)
                 continue
-            job = self.jobs[done.job]
-            job.done = done
-            self._account(job, done)
-            arrived = done.good
-            if job.stale:
-                arrived = self._abandon(job)
-            elif job.storing:
-                self._stored(job, done)
-            elif (placed := self._loaded(job, done)) is not None:
-                arrived = placed
-            ended(job, arrived)
-            self._end(job)
+            job = self.jobs.get(done.job)
+            if job is None:
+                raise InvariantError("I22", f"job {done.job} is acknowledged and not under way")
+            try:
+                ended(job, self._acted(job, done))
+            finally:  # whatever failed, it is acknowledged once
+                self._end(job)
         self.breakers.run(self.now())
         for number, tier in enumerate(self.tiers):
             if tier.mode is not self._last_mode[number]:
                 self._last_mode[number] = tier.mode
                 self._events.append(TierEvent(tier.name, tier.mode.value))
+
+    def _acted(self, job: Job[M], done: TransferDone) -> npt.NDArray[np.bool_]:
+        """Does what an acknowledgement says; which blocks have arrived."""
+        job.done = done
+        self._account(job, done)
+        if job.stale:
+            return self._abandon(job)
+        if job.storing:
+            self._stored(job, done)
+            return done.good
+        placed = self._loaded(job, done)
+        return done.good if placed is None else placed
 
     # ------------------------------------------------------------ older epochs
     def outdate(self, job: Job[M]) -> None:

@@ -124,8 +124,8 @@ class Requests:
             self._advance(work)
         except BaseException:
             # nobody knows of it: the next poll ends it, once what it began has ended
-            work.state, work.hit_pages, work.ran = RequestState.GENERATION_DONE, 0, False
-            work.quiet = work.resumed
+            work.hit_pages, work.ran, work.quiet = 0, False, work.resumed
+            self.ending.tell(work, RequestState.GENERATION_DONE)
             self.loading.cancel(work)
             raise
         return work

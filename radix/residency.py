@@ -7,13 +7,14 @@ whether the prefix was never seen or was evicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
-from radix.errors import CapacityError, TierFullError
+from radix.errors import CapacityError, TierError, TierFullError
 from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.groups import Group, Rule
 from radix.metrics import Metrics
@@ -273,12 +274,31 @@ class Residency:
         """Makes ``slots`` (reserved, now final; -1: none) resident for pages from ``first`` on.
 
         Returns the canonical slots. Where another block was there first, or none may stand there,
-        the given slot goes back to the tier: of two equal blocks one is kept.
+        the given slot goes back to the tier: of two equal blocks one is kept. So it does, below the
+        first tier, where the tier does not take what was copied.
         """
-        canonical = self.tree.attach(at, self.tree.column(group, tier), first, slots)
-        taken = self._settle(tier, group, slots, canonical)
+        column = self.tree.column(group, tier)
+        canonical = self.tree.attach(at, column, first, slots)
+        try:
+            taken = self._settle(tier, group, slots, canonical)
+        except TierError:
+            if not tier:  # a request holds these
+                raise
+            return self._undo(at, group, tier, first, slots, canonical)
         self.stored(at, group, tier, first, taken)
         return canonical
+
+    def _undo(
+        self, at: Cursor, group: int, tier: int, first: int, slots: Slots, canonical: Slots
+    ) -> Slots:
+        """Blocks that a tier refused to commit are not there; the canonical slots that are left."""
+        refused: npt.NDArray[np.bool_] = (canonical == slots) & (slots != NO_SLOT)
+        for page in (first + np.flatnonzero(refused)).tolist():
+            self.tree.drop(at, self.tree.column(group, tier), page)
+        self.metrics.add(("tier", "refused", self.tiers[tier].name), int(refused.sum()))
+        with suppress(TierError):
+            self.tiers[tier].abort(group, slots[slots != NO_SLOT])
+        return np.where(refused, np.int32(NO_SLOT), canonical)
 
     def _settle(
         self, tier: int, group: int, slots: Slots, canonical: Slots

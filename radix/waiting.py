@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from radix.admission import behind_tokens, blocks_needed, check_fits
@@ -304,7 +305,7 @@ class Waiting:
                     continue
                 move = job.move
                 self._cancelled.add(number)
-                with self._cache.gate:
+                with self._cache.gate, suppress(TierError):
                     transfers.tiers[max(move.source, move.target)].cancel(number)
 
     # ------------------------------------------------------------ those that run

@@ -9,8 +9,10 @@ so that replicas that are told the same decide alike (I33).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from radix.errors import TierError
 from radix.metrics import Metrics
 from radix.policy.limits import Breaker, Moment
 from radix.tier import Tier, TierMode
@@ -62,8 +64,7 @@ class Breakers:
         if not most or health.failed[storing] < most:
             return
         mode = TierMode.READ_ONLY if storing else TierMode.OFF
-        if worse(mode, self._tiers[tier].mode):
-            self._tiers[tier].set_mode(mode)
+        if worse(mode, self._tiers[tier].mode) and self._switched(self._tiers[tier], mode):
             self._metrics.add(("tier", "taken out", self._tiers[tier].name))
 
     def run(self, now: Moment) -> None:
@@ -86,5 +87,13 @@ class Breakers:
         health.times += 1
         for storing in health.failed:
             health.failed[storing] = min(health.failed[storing], self._settings.failures - 1)
-        tier.set_mode(health.wanted)
-        self._metrics.add(("tier", "tried again", tier.name))
+        if self._switched(tier, health.wanted):
+            self._metrics.add(("tier", "tried again", tier.name))
+
+    @staticmethod
+    def _switched(tier: Tier, mode: TierMode) -> bool:
+        """Whether the tier could be switched; one that could not is switched at another time."""
+        with suppress(TierError):
+            tier.set_mode(mode)
+            return True
+        return False
