@@ -145,8 +145,9 @@ class Requests:
         tree, root, tokens = self.residency.tree, prompt.root, prompt.tokens
         lengths = sorted({match.hit_pages, match.device_pages, 0}, reverse=True)
         least: CapacityError | None = None
+        end = Cursor(root, match.node, match.structural_pages)
         for length in lengths if self.placed else lengths[:1]:
-            lease, node, leased = tree.lease(Cursor(root, match.node, length))
+            lease, node, leased = tree.lease(end._replace(pages=length))
             hit = max(length, device_pages)
             work = Work(
                 number=self._next,
@@ -174,9 +175,10 @@ class Requests:
             for held, row in zip(work.held, lent if not self.placed else [], strict=False):
                 held.slots, held.own = row.copy(), np.zeros(len(row), np.bool_)
             try:
-                self._look_ahead(work, Cursor(root, match.node, length), match.structural_pages)
+                self._look_ahead(work, end._replace(pages=length), end.pages)
                 self.loading.lay(work)
             except CapacityError as error:
+                end = self.loading.end(work)  # what lay behind it may have been evicted meanwhile
                 self.ending.unpin(work, stamp=False)
                 if least is None or error.needed < least.needed:
                     least = error

@@ -33,6 +33,8 @@ def test_every_request_finishes() -> None:
         pytest.param(530, id="what looks ahead pinned windows of groups that do not"),
         pytest.param(969, id="a block of the tree was pinned beside an equal one"),
         pytest.param(21037, id="a node went while its last block was sent down to make room"),
+        pytest.param(7078, id="the end of the match was evicted before a shorter hit was tried"),
+        pytest.param(47007, id="and so was what a group that looks ahead needs behind it"),
         pytest.param(1239, id="slots for a longer hit stayed with pages that were not next"),
     ],
 )
