@@ -1,0 +1,21 @@
+"""Adapters for SGLang: ``RadixHiCache``, storage below its hierarchical cache
+(``--hicache-storage-backend dynamic``), and in ``plugin`` a radix cache in place of its own. Each
+is loaded when it is asked for, so that neither brings the other's part of the engine with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radix.engines.sglang.storage import RadixHiCache
+
+__all__ = ["RadixHiCache"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RadixHiCache":
+        from radix.engines.sglang.storage import RadixHiCache
+
+        return RadixHiCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
