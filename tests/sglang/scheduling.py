@@ -70,7 +70,7 @@ class Scheduler:
         self.cache: Any = kind(self.params)
         self.content = np.zeros(size + page, np.int64)
         self.running: list[Run] = []
-        self.log: list[object] = []
+        self.log: list[tuple[str, Any]] = []
         self.count = 0
 
     # ------------------------------------------------------------ a request
@@ -167,7 +167,9 @@ class Scheduler:
     # ------------------------------------------------------------ the pool
     def evict(self, tokens: int) -> int:
         before = self.allocator.available_size()
+        could = self.cache.evictable_size()
         freed = int(self.cache.evict(EvictParams(num_tokens=tokens)).num_tokens_evicted)
+        assert min(tokens, could) <= freed <= could
         assert self.allocator.available_size() == before + freed, "not what it says it freed"
         self.log.append(("evict", freed))
         return freed
@@ -237,6 +239,9 @@ class Scheduler:
         assert len(np.unique(taken)) == len(taken), "a page has two owners"
         assert len(taken) * page + cache.total_size() == self.pages * page, "a page has leaked"
         assert cache.evictable_size() + cache.protected_size() == cache.total_size()
+
+    def hits(self) -> list[int]:
+        return [found for name, found in self.log if name == "match"]
 
     def sizes(self) -> tuple[int, int, int, int]:
         return (
