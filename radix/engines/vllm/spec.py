@@ -16,9 +16,10 @@ from vllm.v1.kv_offload.base import (
 )
 
 from radix.engines.versions import require
-from radix.engines.vllm import identity
+from radix.engines.vllm import identity, metrics
 from radix.engines.vllm.facts import facts_of
 from radix.engines.vllm.geometry import Geometry, Published, published, sweep
+from radix.engines.vllm.offload import Offload
 from radix.engines.vllm.options import Options
 from radix.engines.vllm.worker import Worker, geometry_of
 from radix.errors import UnsupportedError
@@ -73,16 +74,12 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """The metrics that the cache reports through the engine."""
-        from radix.engines.vllm import metrics
-
         return dict(metrics.DEFINITIONS)
 
-    def get_manager(self) -> Any:
+    def get_manager(self) -> Offload:
         """The scheduler's side: the store over the tiers, and who answers for it. Waits for the
         workers' geometry.
         """
-        from radix.engines.vllm.offload import Offload
-
         geometry = published(self.config.engine_id)
         store = self._store(geometry)
         return Offload(
