@@ -1,5 +1,5 @@
-"""SGLang's host pools on a CPU, small, with bytes that tell where they belong; and the storages over
-them, ours and the file backend of the engine itself.
+"""SGLang's host pools on a CPU, small, with bytes that tell where they belong; and the storages
+over them, ours and the file backend of the engine itself.
 """
 
 from __future__ import annotations

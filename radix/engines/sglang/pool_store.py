@@ -96,8 +96,8 @@ class PoolStore:
     def _require_flat(self) -> None:
         if self.pool.lent:
             raise UnsupportedError(
-                f"host pool {self.pool.name!r} is used in place (interface_v1 is 1) and takes no "
-                "flat tensors; set interface_v1 to 0 for them"
+                f"host pool {self.pool.name!r} is used in place and takes no flat tensors; the KV "
+                "pool does with interface_v1 0"
             )
 
 
