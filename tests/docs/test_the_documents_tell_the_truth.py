@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCUMENTS = sorted(ROOT.glob("*.md"))
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
 
 _BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
@@ -69,7 +70,7 @@ def test_the_code_of_a_document_runs_as_it_stands(block: str, tmp_path: Path) ->
     assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES], ids=lambda path: path.name)
 def test_the_links_and_commands_of_a_document_exist(document: Path) -> None:
     text = document.read_text()
     assert not dead_links(document, text)

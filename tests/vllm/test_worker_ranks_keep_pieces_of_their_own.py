@@ -194,3 +194,9 @@ def test_a_published_geometry_is_read_as_it_was(tmp_path: Path) -> None:
 def test_other_text_is_no_geometry(text: str) -> None:
     with pytest.raises(ValueError):
         Geometry.of_json(text)
+
+
+def test_names_in_shared_memory_are_plain_and_of_one_engine() -> None:
+    assert shared_name("a", "pool") == "radix-vllm-ca978112ca1bbdca-pool"
+    assert shared_name("../b", "pool") != shared_name("../c", "pool")
+    assert "/" not in shared_name("../b", "pool")

@@ -123,11 +123,7 @@ class Geometry:
 
 
 def shared_name(engine_id: str, what: str) -> str:
-    """The plain name in shared memory of something that belongs to one engine.
-
-    >>> shared_name("a", "pool")
-    'radix-vllm-ca978112ca1bbdca-pool'
-    """
+    """The plain name in shared memory of something that belongs to one engine."""
     return f"{PREFIX}{hashlib.sha256(engine_id.encode()).hexdigest()[:16]}-{what}"
 
 

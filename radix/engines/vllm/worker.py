@@ -313,9 +313,6 @@ def places(
 
     Raises ``LayoutMismatchError`` where they do not make up these chunks: which of its blocks a
     chunk lacks could only be guessed.
-
-    >>> places(3, 2, 3, 2, whole=True)
-    (array([0, 1, 1], dtype=int32), array([1, 0, 1], dtype=int32))
     """
     at = first % per_chunk + np.arange(blocks, dtype=np.int32)
     which, subs = np.divmod(at, np.int32(per_chunk))
