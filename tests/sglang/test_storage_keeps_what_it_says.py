@@ -186,7 +186,7 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
     def run(which: int) -> None:
         try:
             work(which)
-        except BaseException as error:
+        except BaseException as error:  # outermost: a thread of the test; the test raises it
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(which,)) for which in range(3)]

@@ -59,7 +59,7 @@ def together(*works: Callable[[], None]) -> None:
     def run(work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # outermost: a thread of the test; the test raises it
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(work,)) for work in works]
@@ -256,7 +256,7 @@ def test_closing_lets_calls_end_and_refuses_later_ones(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused_and_nothing_hangs(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="must be a FlatStore"):
-        BlockingStore("no store")  # type: ignore[arg-type]
+        BlockingStore("no store")  # type: ignore[arg-type]  # it is refused
     rows = np.zeros((4, ROW), np.uint8)
     with over_disk(rows, tmp_path) as store:
         with pytest.raises(ValueError, match="rows below 4"):
@@ -264,7 +264,7 @@ def test_bad_arguments_are_refused_and_nothing_hangs(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="two loads into one row"):
             store.load(keys_of([1, 2]), [0, 0])
         with pytest.raises(TypeError, match="timeout_s"):
-            store.store(keys_of([1]), [0], timeout_s="soon")  # type: ignore[arg-type]
+            store.store(keys_of([1]), [0], timeout_s="soon")  # type: ignore[arg-type]  # refused
         assert store.store(keys_of([1]), [0]).tolist() == [True]
         assert store.valid_lengths([keys_of([1, 2])]).tolist() == [1]
         store.forget(keys_of([1]))
