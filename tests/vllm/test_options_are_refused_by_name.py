@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.kv_offload.config import OffloadingParallelConfig
+import torch
+from vllm.v1.kv_offload.base import OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingParallelConfig
 
+from radix.engines.versions import require
 from radix.engines.vllm.options import ENGINE_KEYS, Options
-from radix.engines.vllm.spec import RadixOffloadingSpec
-from radix.errors import UnsupportedError
-from tests.vllm.workerrig import config_of
+from radix.engines.vllm.spec import NEEDED, RadixOffloadingSpec
+from radix.errors import LayoutMismatchError, UnsupportedError
+from tests.vllm.workerrig import caches_of, config_of
 
 
 def test_a_budget_alone_is_enough() -> None:
@@ -93,6 +96,40 @@ def spec_of(**parallel: int) -> RadixOffloadingSpec:
 def test_a_parallelism_that_no_layout_knows_is_refused(parallel: dict[str, int], said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         spec_of(**parallel)
+
+
+def test_blocks_that_no_hashes_cover_are_refused() -> None:
+    config = config_of(cache=OffloadingCacheConfig(tokens_per_hash=48, blocks_per_chunk=1))
+    with pytest.raises(UnsupportedError, match="blocks of 32 tokens under hashes of 48: set --bl"):
+        RadixOffloadingSpec(config)
+
+
+def test_tensors_that_the_engine_does_not_describe_so_are_refused() -> None:
+    plain = caches_of([[(0, 64)]], [64], 4, seed=0)
+    wide = caches_of([[(0, 65)]], [64], 4, seed=0)
+    strange = caches_of([[(0, 64)]], [64], 4, seed=0)
+    strange.tensors[0].tensor = strange.tensors[0].tensor.view(torch.float16)
+    for caches, groups, said in (
+        (plain, 2, "the configuration has 2 cache groups, the tensors 1"),
+        (wide, 1, "a page of 65 bytes in rows of 64"),
+        (strange, 1, "expected int8"),
+    ):
+        with pytest.raises(LayoutMismatchError, match=said):
+            RadixOffloadingSpec(config_of(groups)).get_worker(caches)
+
+
+class OlderWorker(OffloadingWorker):
+    """An engine's class without what the adapter calls."""
+
+    def submit_load(self, job_id: int) -> bool:
+        return True
+
+
+def test_an_engine_whose_classes_lack_a_parameter_is_refused_with_what_was_run() -> None:
+    (needed,) = (methods for owner, methods in NEEDED if owner is OffloadingWorker)
+    require("vllm", OffloadingWorker, needed)
+    with pytest.raises(UnsupportedError, match=r"submit_load takes no src_spec, .* 0\.32\.0"):
+        require("vllm", OlderWorker, needed)
 
 
 def test_tensor_parallelism_and_replicas_are_taken() -> None:

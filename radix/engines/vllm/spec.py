@@ -29,7 +29,7 @@ from radix.tier import Tier
 from tiers.disk import DiskTier
 
 # What the adapter relies on, by base class: methods and their parameters.
-_NEEDED: tuple[tuple[type, dict[str, tuple[str, ...]]], ...] = (
+NEEDED: tuple[tuple[type, dict[str, tuple[str, ...]]], ...] = (
     (OffloadingSpec, {"get_manager": (), "get_worker": ("kv_caches",)}),
     (
         OffloadingWorker,
@@ -63,13 +63,14 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
 
     def __init__(self, config: Any) -> None:
         """``config``: the engine's OffloadingConfig. Raises what :meth:`Options.of` raises, and
-        ``UnsupportedError`` for a parallelism that this version does not know.
+        ``UnsupportedError`` for an engine, a parallelism or a block size that does not fit.
         """
-        for owner, methods in _NEEDED:
+        for owner, methods in NEEDED:
             require("vllm", owner, methods)
         super().__init__(config)
         self.options = Options.of(config.extra_config)
         require_parallelism(config)
+        require_blocks(config)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
@@ -164,3 +165,15 @@ def require_parallelism(config: Any) -> None:
             f"{parallel.world_size} workers at tensor parallel {parallel.tp_size}: this adapter "
             "knows tensor parallelism alone"
         )
+
+
+def require_blocks(config: Any) -> None:
+    """Raises ``UnsupportedError`` for blocks that no whole number of hashes covers."""
+    hashed = config.cache.tokens_per_hash
+    for group in config.groups:
+        if group.tokens_per_block % hashed:
+            raise UnsupportedError(
+                f"group {group.group_id}: blocks of {group.tokens_per_block} tokens under hashes "
+                f"of {hashed}: set --block-size to a multiple of {hashed}, and "
+                "--enable-prefix-caching"
+            )
