@@ -56,14 +56,14 @@ def opened(
     model: Any,
     folder: Path,
     *,
-    requests: float = 1.0,
+    requests: float = 2.5,
     page: int = PAGE,
     token_by_token: bool = False,
     tolerance: float = 1e-2,
     **options: Any,
 ) -> PrefixGenerator:
     """A generator over a disk tier in ``folder`` and a host tier in which ``requests`` of the
-    longest requests fit, and not what all touch.
+    longest requests fit.
     """
     probed: dict[str, Any] = {"token_by_token": token_by_token, "tolerance": tolerance}
     groups = groups_of(model, page, **probed)
@@ -133,14 +133,14 @@ def run(
     """So many conversations of so many turns each, interleaved, with a restart in the middle."""
     talks = Talks(model, seed, conversations)
     counts = talks.counts
-    cached = opened(model, folder, **options)
+    cached = opened(model, folder, requests=1.0, **options)
     order = [number for number in range(conversations) for _ in range(turns)]
     talks.rng.shuffle(order)
     for step, number in enumerate(order):
         if step == len(order) // 2:
             counts["disk before the restart"] = counts["disk"]
             cached.close()
-            cached = opened(model, folder, **options)
+            cached = opened(model, folder, requests=1.0, **options)
         talks.turn(cached, number)
         cached.check()
         if step % 6 == 4:
