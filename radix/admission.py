@@ -10,12 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from radix.arguments import at_least_one
 from radix.errors import NeverFitsError
 from radix.groups import Group, Rule, check_groups, rule_of
+from radix.lifecycle import Work
 from radix.policy.checkpoint import ROLLING, alignment
 from radix.residency import Residency
 from radix.tier import Slots, Tier
+from radix.transfers import Transfers
+from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +161,39 @@ def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:
             residency.tiers[0].abort(group, slots)
         raise
     return taken
+
+
+def leave_windows(work: Work, transfers: Transfers, groups: Sequence[int]) -> bool:
+    """Lets go of what a request holds beyond ``blocks_needed``; whether there was something.
+
+    Where nothing more of it enters the tree, its lease ends where it did, and goes on pinning
+    windows that the request has left: what lies behind the one that it reads now may go (R1).
+    ``groups``: those that do not keep everything. Cost: its pages.
+    """
+    if not work.stale and (work.cacheable is None or work.computed < work.cacheable):
+        return False
+    left = False
+    for group in groups:
+        held = work.held[group]
+        first = held.rule.first_page(work.computed // held.rule.page_tokens)
+        gone = np.flatnonzero((held.slots[:first] != NO_SLOT) & ~held.own[:first])
+        if held.rule.per_position or not len(gone):
+            continue
+        _hold_from(work, transfers.tree, group, first + held.rule.lookahead_pages)
+        places = {(0, group, slot) for slot in held.slots[gone].tolist()}
+        transfers.let_go(-work.hop, places)
+        held.slots[gone] = NO_SLOT
+        left = True
+    return left
+
+
+def _hold_from(work: Work, tree: TreeCore, group: int, first: int) -> None:
+    """Of one group it pins what stands from page ``first`` on, and nothing before."""
+    before, end = work.apart.pop(group, 0), tree.lease_end(work.at.root, work.ahead or work.lease)
+    if first < end.pages:
+        work.apart[group] = tree.lease(end, 1 << group, first)[0]
+    for lease in (work.lease, work.ahead):
+        if lease:
+            tree.narrow(lease, EVERY_GROUP & ~(1 << group))
+    if before:
+        tree.release(before, stamp=False)

@@ -177,9 +177,11 @@ class Ending:
         self.pinned.pop(work.hop, None)
         self._transfers.let_go(-work.hop)
         work.lease = 0
-        if work.ahead:
-            tree.release(work.ahead, stamp=False)
-            work.ahead = 0
+        for lease in (work.ahead, *work.apart.values()):
+            if lease:
+                tree.release(lease, stamp=False)
+        work.ahead = 0
+        work.apart.clear()
 
     def live(self, work: Work, what: str) -> None:
         """``RequestError`` unless it loads or runs."""
@@ -204,7 +206,7 @@ class Ending:
     @property
     def leases(self) -> int:
         """Leases of requests. Cost: the requests."""
-        return sum(1 + (work.ahead != 0) for work in self.pinned.values())
+        return sum(1 + (work.ahead != 0) + len(work.apart) for work in self.pinned.values())
 
     def open(self) -> list[Work]:
         """The requests that load or run."""

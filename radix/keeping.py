@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from radix.admission import reserve_all
+from radix.admission import leave_windows, reserve_all
 from radix.errors import CapacityError, InvariantError, RequestError, TierError
 from radix.events import RequestState
 from radix.lifecycle import LIVE, Fence, Fences, Work
@@ -69,7 +69,7 @@ class Keeping:
     # ------------------------------------------------------------ where to stop
     def cuts(self, work: Work, chunk: int) -> list[int]:
         """Lengths in tokens, behind what was told computed and within the next ``chunk`` tokens,
-        at which the forward has to stop or record; ascending. Changes nothing.
+        at which the forward has to stop or record and has not yet; ascending. Changes nothing.
         """
         if not self.parts:
             return []
@@ -91,7 +91,7 @@ class Keeping:
                     self.checkpoints.spacing_tokens,
                 )
             )
-        return sorted(found)
+        return sorted(found - {pages * page for pages in work.aside})
 
     # ------------------------------------------------------------ snapshots
     def snapshot(self, work: Work, position: int, copy: bool) -> dict[int, int]:
@@ -189,11 +189,19 @@ class Keeping:
             ends = ends[ends - size + 1 < upto]
             bare = ends[held.slots[ends] == NO_SLOT]
             if len(bare) > len(held.spare):
-                more = self.residency.reserve(0, group, len(bare) - len(held.spare))
-                held.spare += more.tolist()
+                held.spare += self._more(work, group, len(bare) - len(held.spare))
             held.slots[bare] = held.spare[: len(bare)]
             held.own[bare] = True
             del held.spare[: len(bare)]
+
+    def _more(self, work: Work, group: int, count: int) -> list[int]:
+        try:
+            slots = self.residency.reserve(0, group, count)
+        except CapacityError:
+            if not leave_windows(work, self.transfers, self.parts):
+                raise
+            slots = self.residency.reserve(0, group, count)
+        return list(slots.tolist())
 
     # ------------------------------------------------------------ into the tree
     def insert(self, work: Work, full: int, reuse: Fence) -> None:

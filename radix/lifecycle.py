@@ -271,6 +271,7 @@ class Work:
     rolling: list[int] = field(default_factory=list)
     aside: set[int] = field(default_factory=set)  # lengths at which it set a snapshot aside
     ahead: int = 0  # a second lease, on what lies behind the hit of a group that looks ahead
+    apart: dict[int, int] = field(default_factory=dict)  # leases on the rest of a window, by group
     device_pages: int = 0  # the engine's own hit, where it lends its slots
     short: bool = False  # the hit became shorter, and slots for what follows it are missing
     settled: bool = False  # the last boundary was kept

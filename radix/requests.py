@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import Match
-from radix.admission import blocks_needed, check_fits, reserve_all
+from radix.admission import blocks_needed, check_fits, leave_windows, reserve_all
 from radix.content import Prompt
 from radix.ending import Ending
 from radix.errors import CapacityError, InvariantError, RequestError
@@ -295,6 +295,8 @@ class Requests:
         """
         held = work.held[group]
         more = max(0, min(short, pages - work.pages))
+        if more > self.residency.available(0, group):
+            leave_windows(work, self.transfers, self.keeping.parts)
         if more > self.residency.available(0, group):
             step = -(-(work.told + (work.chunk or 0)) // self.page_tokens)
             ends = held.ends(work.told // self.page_tokens, min(step, pages))

@@ -9,7 +9,7 @@ failed one leaves no trace) and I23 (a copy counts only once it is acknowledged)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeAlias
 
@@ -314,11 +314,13 @@ class Transfers(Jobs[Move]):
         super()._end(job)
         self.let_go(job.number)
 
-    def let_go(self, holder: int) -> None:
-        """Somebody reads no more of what was dropped: slots that nobody reads are free. Cost: the
-        slots in quarantine.
+    def let_go(self, holder: int, places: Collection[Place] | None = None) -> None:
+        """Somebody reads no more of what was dropped (``places``: of these): slots that nobody
+        reads are free. Cost: the slots in quarantine.
         """
         for place, readers in list(self.fenced.items()):
+            if places is not None and place not in places:
+                continue
             readers.discard(holder)
             if not readers:
                 del self.fenced[place]

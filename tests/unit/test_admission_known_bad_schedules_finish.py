@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from radix import NeverFitsError
+from radix import Largest, NeverFitsError, pool_sizes
+from radix.admission import leave_windows
 from tests.mixes import full, window
 from tests.queuerig import close, compute, end, let_in, queue
 
@@ -84,4 +85,66 @@ def test_prompt_of_a_hundred_tokens_needs_window_and_step() -> None:
     waiter = waiting.submit([1] * 100, chunk_tokens=4)
     assert let_in(waiting) == [waiter.age]
     end(waiting, waiter)
+    close(waiting)
+
+
+@pytest.mark.parametrize("stops", ["limit", "reset", "revision"])
+@pytest.mark.parametrize(
+    ("reach", "page", "chunk", "spare"),
+    [(4, 2, 4, 1), (5, 1, 4, 3), (5, 2, 4, 0), (9, 1, 2, 5), (9, 2, 1, 3)],
+)
+def test_request_that_shares_no_more_goes_on_in_the_pools_that_admitted_it(
+    stops: str, reach: int, page: int, chunk: int, spare: int
+) -> None:
+    """What may not be kept, a reset or other weights ended its lease for good, and that pinned the
+    window of the hit beside the one that was read: the only request waited for itself for ever.
+    """
+    groups, most = [full(), window(reach)], 40
+    every, last = pool_sizes(groups, page, Largest(most, chunk))
+    waiting = queue((every + 20, last + spare), groups=groups, page=page)
+    cached = waiting.submit(list(range(12)), chunk_tokens=chunk)
+    let_in(waiting)
+    end(waiting, cached)
+    waiting.tick()
+    limit = {"cacheable_upto": 12} if stops == "limit" else {}
+    waiter = waiting.submit(list(range(20)), most_tokens=most, chunk_tokens=chunk, **limit)
+    let_in(waiting)
+    assert waiter.request is not None and waiter.request.hit_tokens == 12
+    if stops == "reset":
+        waiting._cache.reset()
+    elif stops == "revision":
+        waiting._cache.set_revision("others")
+    for upto in range(20, most + 1, 4):
+        assert compute(waiting, waiter, upto), f"it waits for itself before {upto}"
+        waiting._cache.check()
+        assert upto == most or waiting.append(waiter, [upto] * 4)
+        waiting.tick()
+    waiter.request.finish()
+    close(waiting)
+
+
+def test_window_that_is_left_in_parts_is_pinned_where_it_is_read() -> None:
+    """Of the window at the end of the lease only what lies behind goes: the rest is still read."""
+    groups = [full(), window(9)]
+    waiting = queue((64, 18), groups=groups)
+    cache = waiting._cache
+    cached = waiting.submit(list(range(12)), chunk_tokens=1)
+    let_in(waiting)
+    end(waiting, cached)
+    waiting.tick()
+    waiter = waiting.submit(list(range(30)), chunk_tokens=1, cacheable_upto=8)
+    let_in(waiting)
+    assert waiter.request is not None
+    work, hit = waiter.request._work, waiter.request.hit_tokens
+    for upto in range(hit + 1, 31):
+        assert compute(waiting, waiter, upto)
+        leave_windows(work, cache.transfers, [1])
+        assert bool(work.apart) == (upto < hit + 8), "what is left of it is held on its own"
+        cache.check()
+        cache.evict(1, 100)  # as somebody else who needs room would
+        cache.check()
+        held = work.held[1]
+        read = held.rule.first_page(upto)
+        assert (held.slots[read:upto] >= 0).all(), f"a page that is read before {upto} is gone"
+    waiter.request.finish()
     close(waiting)

@@ -130,6 +130,21 @@ def test_stops_are_absolute_and_only_of_the_coming_chunk() -> None:
     rig.finish_all()
 
 
+def test_length_that_has_its_snapshot_is_asked_for_no_more() -> None:
+    """It was named until it was told computed: an engine that asks before each part of a step, or
+    after drafts whose states were kept, took a snapshot twice, which is refused.
+    """
+    rig = build(groups=[full(), state()], page_tokens=4, device=16)
+    live = rig.until_ready(rig.admit(list(range(13))))
+    assert live.request.cuts(13) == [12]
+    live.request.snapshot(12)
+    assert live.request.cuts(13) == []
+    with pytest.raises(ValueError, match="has a snapshot already"):
+        live.request.snapshot(12)
+    rig.end(live, abort=True)
+    rig.finish_all()
+
+
 def test_two_snapshots_roll_while_decoding_and_the_end_keeps_the_last() -> None:
     """A state cannot be rolled back, and the end of the turn is not known: every place of the grid
     behind the prompt is a candidate, in two slots that were charged at admission.
