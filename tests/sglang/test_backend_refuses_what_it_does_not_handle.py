@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def test_the_package_names_the_plugin_where_sglang_looks_for_it() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     points = project["project"]["entry-points"][GENERAL_PLUGINS_GROUP]
     assert points == {"radix": "radix.engines.sglang:plugin"}
+    assert EntryPoint("radix", points["radix"], GENERAL_PLUGINS_GROUP).load() is plugin
 
 
 def test_the_plugin_registers_one_name_however_often_it_is_called() -> None:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# It imports nothing of the engine before it is called; and the name must be the function's, not the
+# module's, when the engine loads its entry point.
+from radix.engines.sglang.plugin import plugin
+
 if TYPE_CHECKING:
     from radix.engines.sglang.storage import RadixHiCache
 
-__all__ = ["RadixHiCache"]
+__all__ = ["RadixHiCache", "plugin"]
 
 
 def __getattr__(name: str) -> Any:
