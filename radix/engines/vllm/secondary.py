@@ -142,6 +142,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         self._untold: list[BlocksStored | BlocksRemoved] = []
         self._counts: Counter[str] = Counter()
         self._tells_events = bool(config.enable_kv_cache_events)
+        self._held = False
         self._open(rows, config.parallel)
 
     def _open(self, rows: Rows, parallel: Any) -> None:
@@ -191,6 +192,8 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         return _ANSWERS[answer]
 
     def _look(self, key: bytes, context: Any) -> str:
+        if self._held:
+            return "lookup_misses"
         space, name = self._names.one(key)
         if self.store.probe(name, namespace=space) >= 0:
             self._used.append((key, end_of(key, context)))
@@ -225,6 +228,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         """Starts writing rows of the host pool. What is there is left out; what finds no room even
         by eviction is declined: the job ends without success. Never raises, never blocks.
         """
+        self._held = False
         self._submit(job_metadata, self._store_part)
 
     def submit_load(self, job_metadata: Any) -> None:
@@ -326,10 +330,13 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
 
         The engine's caches are being reset, perhaps because its weights change: of what was stored
         until now nothing is found any more before the next start, unless ``after_reset`` is
-        ``keep``; it stays on disk. What is stored from now on is this process's alone.
+        ``keep``; it stays on disk. What is stored from now on is this process's alone. Either way
+        all is a miss until the next store: its rows came from the workers after all that they were
+        still writing at the reset, where a row of the pool may be one that we would load into.
         """
         self._settle()
         self._counts["resets"] += 1
+        self._held = True
         self._used.clear()
         if self.options.after_reset == "hide":
             self._names.hide()
