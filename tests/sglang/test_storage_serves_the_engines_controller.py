@@ -1,0 +1,162 @@
+"""The engine's own cache controller over our storage, on a CPU: made by its factory from the flags,
+its prefetch, prefetch I/O, and backup threads running. Prompts that it backed up are found again
+by it and by the next process, page for page; a detach gives the directory back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import get_parallel
+
+from radix.errors import TierUnavailableError
+from tests.sglang.rig import LAYERS, LIMIT, PAGE, fill, flat_bytes, mha_pool, seeded
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    """A world of one process, as the engine has with --tp-size 1."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    ranks = {"tp_rank": 0, "pp_rank": 0, "attn_tp_rank": 0, "attn_dp_rank": 0, "attn_dcp_rank": 0}
+    sizes = {"tp_size": 1, "pp_size": 1, "attn_tp_size": 1, "attn_dcp_size": 1}
+    with get_parallel().override(**ranks, **sizes):
+        yield
+    torch.distributed.destroy_process_group()
+
+
+def controller(folder: Path, host: Any, **extra: Any) -> Any:
+    """The engine's controller, attached by its flags."""
+    device = MHATokenToKVPool(
+        size=64,
+        page_size=PAGE,
+        dtype=torch.bfloat16,
+        head_num=2,
+        head_dim=8,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    options = {
+        "backend_name": "radix",
+        "module_path": "radix.engines.sglang",
+        "class_name": "RadixHiCache",
+        "directory": str(folder),
+        "limit_bytes": LIMIT,
+    }
+    return HiCacheController(
+        PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device, False),
+        host,
+        PAGE,
+        torch.distributed.group.WORLD,
+        threading.Event(),
+        write_policy="write_through",
+        storage_backend="dynamic",
+        prefetch_threshold=PAGE,
+        model_name="org/model",
+        storage_backend_extra_config=options | extra,
+    )
+
+
+def pages_of(host: Any, slots: torch.Tensor) -> list[bytes]:
+    return [flat_bytes(host, int(slot) // PAGE) for slot in slots[::PAGE]]
+
+
+def backed_up(engine: Any, host: Any, tokens: list[int]) -> list[bytes]:
+    """Writes a prompt to storage; the bytes of its pages."""
+    slots = host.alloc(len(tokens))
+    content = pages_of(host, slots)
+    engine.write_storage(slots, tokens, get_storage_hash_str(tokens, None, page_size=PAGE))
+    done = engine.ack_backup_queue.get(timeout=WAIT_S)
+    assert done.completed_tokens == len(tokens)
+    host.free(slots)
+    return content
+
+
+def brought(engine: Any, host: Any, tokens: list[int]) -> list[bytes]:
+    """Prefetches a prompt as the scheduler does; the bytes of the pages that came."""
+    engine.prefetch("request", tokens, None)
+    found = engine.prefetch_hit_queue.get(timeout=WAIT_S)
+    if not found.storage_hit_count:
+        return []
+    found.host_indices = host.alloc(found.storage_hit_count)
+    engine.prefetch_buffer.put(found)
+    came = 0
+    while True:
+        ack = engine.ack_prefetch_queue.get(timeout=WAIT_S)
+        if ack.completed_req:
+            break
+        came = ack.completed_tokens
+    content = pages_of(host, found.host_indices[:came])
+    host.free(found.host_indices)
+    return content
+
+
+@pytest.mark.parametrize("v1", [1, 0])
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_prompts_are_found_again_also_by_the_next_process(
+    tmp_path: Path, layout: str, v1: int
+) -> None:
+    host = mha_pool(layout)
+    engine = controller(tmp_path, host, interface_v1=v1)
+    prompts = [list(range(n * 1000, n * 1000 + (3 + n) * PAGE)) for n in range(4)]
+    kept = []
+    for number, prompt in enumerate(prompts):
+        fill(host, number)
+        kept.append(backed_up(engine, host, prompt))
+    fill(host, 50)
+    for prompt, content in zip(prompts, kept, strict=True):
+        assert brought(engine, host, prompt) == content
+        assert brought(engine, host, [*prompt, *range(7, 7 + 2 * PAGE)]) == content
+    assert brought(engine, host, list(range(90000, 90000 + 4 * PAGE))) == []
+    engine.detach_storage_backend()
+    again = mha_pool(layout)
+    engine = controller(tmp_path, again, interface_v1=v1)
+    for prompt, content in zip(prompts, kept, strict=True):
+        assert brought(engine, again, prompt) == content
+    engine.storage_backend.clear()
+    assert brought(engine, again, prompts[0]) == []
+    engine.detach_storage_backend()
+
+
+def test_a_long_prompt_goes_in_batches_while_others_are_brought(tmp_path: Path) -> None:
+    """More pages than one call holds (128), kept by one thread while two others ask and bring."""
+    host = mha_pool(tokens=1024)
+    engine = controller(tmp_path, host, interface_v1=1)
+    chance, where = seeded(5)
+    fill(host, 1)
+    short = list(range(8 * PAGE))
+    content = backed_up(engine, host, short)
+    long = list(range(10**6, 10**6 + 200 * PAGE))
+    slots = host.alloc(len(long))
+    kept = pages_of(host, slots)
+    engine.write_storage(slots, long, get_storage_hash_str(long, None, page_size=PAGE))
+    for step in range(20):
+        asked = short[: chance.randint(1, 8) * PAGE]
+        assert brought(engine, host, asked) == content[: len(asked) // PAGE], where(f"step {step}")
+    assert engine.ack_backup_queue.get(timeout=WAIT_S).completed_tokens == len(long)
+    host.free(slots)
+    assert brought(engine, host, long) == kept
+    engine.detach_storage_backend()
+
+
+def test_bad_options_stop_the_engine_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'limit' is not one of directory, limit_bytes"):
+        controller(tmp_path, mha_pool(), limit=5)
+    engine = controller(tmp_path, mha_pool(), interface_v1=1)
+    assert brought(engine, mha_pool(), list(range(8))) == []
+    with pytest.raises(TierUnavailableError, match="is held by pid"):
+        controller(tmp_path, mha_pool(), interface_v1=1)
+    engine.detach_storage_backend()
