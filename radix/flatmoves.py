@@ -417,7 +417,9 @@ class FlatTransfers(Jobs[FlatMove]):
 
     # ------------------------------------------------------------ older epochs
     def void(self, job: Job[FlatMove]) -> None:
-        """What this job brings counts no more; its keys may be moved again at once."""
+        """What this job brings counts no more; its keys may be moved again. Twice is once."""
+        if job.stale:
+            return
         self.outdate(job)
         self._stores.pop(job.number, None)
         if not job.storing:

@@ -50,6 +50,18 @@ def test_two_resets_are_one() -> None:
     assert [use.used_blocks for use in rig.store.usage().values()] == [(0,), (0,)]
 
 
+def test_second_reset_finds_the_load_of_before_still_under_way() -> None:
+    """It took the load for one of its own, which somebody still waited for."""
+    rig = two_tiers()
+    rig.bring(1)
+    rig.end()
+    rig.store.abort(rig.store.reserve(keys(*range(50, 58))))
+    fetch = rig.store.fetch(keys(1))
+    rig.store.reset()
+    rig.store.reset()
+    assert rig.end() == {fetch.number: [False]}
+
+
 def test_only_the_tiers_that_are_named_begin_anew() -> None:
     rig = two_tiers()
     rig.bring(1)
