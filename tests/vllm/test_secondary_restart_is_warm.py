@@ -7,13 +7,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.utils.hashing import sha256, xxhash
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import ReqContext
 
 from radix.errors import TierUnavailableError, UnsupportedError
-from tests.vllm.secondaryrig import ROW_BYTES, ROWS, Host, config, content, key
+from radix.groups import Group
+from radix.keys import Namespace
+from radix.ownership import Ownership
+from radix.store import FlatStore
+from tests.vllm.secondaryrig import LIMIT, ROW_BYTES, ROWS, Host, config, content, key
+from tiers.disk import DiskTier
+from tiers.host import AdoptedTier
 
 NAMES = [key(number, number % 2) for number in range(10)]
 
@@ -125,3 +132,18 @@ def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(TierUnavailableError):
             Host(tmp_path)
         assert host.load([key(0)], [1]).success
+
+
+def test_blocks_of_another_kind_of_cache_are_no_hit_and_no_harm(tmp_path: Path) -> None:
+    rows = np.zeros((4, ROW_BYTES), np.uint8)
+    tiers = [AdoptedTier([[rows]]), DiskTier(tmp_path, limit_bytes=LIMIT)]
+    groups = [Group.full("row", ROW_BYTES)]
+    with FlatStore(groups, tiers, ownership=Ownership.BORROWED) as store:
+        names = np.frombuffer(key(0)[:32] + key(1)[:32], np.uint8).reshape(2, 32)
+        store.store(names, [0, 1], namespace=Namespace(model="another"))
+        store.store(names, [2, 3])
+        store.flush()
+    with Host(tmp_path) as host:
+        assert host.lookup(key(0), key(1)) == "MM"
+        assert host.store([key(0)], [0]).success
+        host.tier.store.check()

@@ -77,6 +77,29 @@ def test_blocks_of_another_model_are_not_told(tmp_path: Path) -> None:
         assert list(host.tier.take_events()) == []
 
 
+def test_a_reset_takes_back_what_was_told_and_says_nothing_of_what_is_hidden(
+    tmp_path: Path,
+) -> None:
+    """The engine itself tells those who follow that all is cleared."""
+    with Host(tmp_path, small(), **listening()) as host:
+        host.store([key(n) for n in range(10)], range(10))
+        host.tier.drain_jobs()
+        follower = Follower()
+        for first in range(0, 3 * capacity(host), 10):
+            host.store([key(n) for n in range(first, first + 10)], range(10))
+            follower.follow(host)
+        assert follower.known == {
+            name for n in range(4 * capacity(host)) if host.lookup(name := key(n)) == "H"
+        }
+
+
+def test_nothing_is_told_after_the_shutdown(tmp_path: Path) -> None:
+    with Host(tmp_path, **listening()) as host:
+        host.store([key(0)], [0])
+        host.tier.shutdown()
+        assert list(host.tier.take_events()) == []
+
+
 def test_every_metric_that_is_told_was_declared(tmp_path: Path) -> None:
     declared = RadixDiskTier.build_metric_definitions({"type": "RadixDiskTier"})
     assert set(declared) == {PREFIX + name for name in (*COUNTERS, *GAUGES)}

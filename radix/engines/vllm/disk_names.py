@@ -175,12 +175,20 @@ class LastingDisk(DiskTier):
         """As ``DiskTier.restore``, of the weights alone that the model's name stands for."""
         lasting = []
         for found in super().restore():
-            content = Namespace.parse(found.records.namespace).content
-            if content[GROUP_BYTES:] == _FIRST_GENERATION:
+            if _lasts(found.records.namespace):
                 lasting.append(found)
             else:
                 self.free(found.group, found.slots)
         return lasting
+
+
+def _lasts(namespace: bytes) -> bool:
+    """Whether a later process can know a namespace, by its canonical bytes."""
+    try:
+        content = Namespace.parse(namespace).content
+    except ValueError:
+        return False
+    return content[GROUP_BYTES:] == _FIRST_GENERATION
 
 
 def engine_config() -> Any | None:

@@ -362,7 +362,9 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         """Blocks stored in the directory and removed from it since the last call, those found at
         the start among them; only while the engine publishes cache events.
         """
-        if not self._tells_events or (self._untold and not self._names.known):
+        if not self._closer.alive or not self._tells_events:
+            return
+        if self._untold and not self._names.known:
             return  # whose blocks those are that were found is known with the first request
         if not self._names.reversible:
             self._untold.clear()
