@@ -14,6 +14,8 @@ import time
 import traceback
 from typing import Any
 
+_OF_ALL = ("model_name", "engine")
+
 
 class Engine:
     """One ``vllm.LLM`` and the orders that it follows: its methods named ``do_*``."""
@@ -63,15 +65,20 @@ class Engine:
         return bool(self._llm.reset_prefix_cache(reset_connector=connector))
 
     def do_metrics(self) -> dict[str, float]:
-        """Every counter, gauge and histogram (its sum and count) by name, summed over labels."""
+        """Every counter, gauge and histogram (its sum and count) by name, summed over its labels,
+        and under ``name{label=value}`` for each label that is not the model or the engine.
+        """
         self._engine.do_log_stats()
         found: dict[str, float] = {}
         for metric in self._llm.get_metrics():
+            labels = {k: v for k, v in (metric.labels or {}).items() if k not in _OF_ALL}
+            names = [metric.name, *(f"{metric.name}{{{k}={v}}}" for k, v in labels.items())]
             told = {"": getattr(metric, "value", None), "_sum": getattr(metric, "sum", None)}
             told["_count"] = getattr(metric, "count", None)
             for ending, value in told.items():
                 if isinstance(value, int | float):
-                    found[metric.name + ending] = found.get(metric.name + ending, 0) + value
+                    for name in names:
+                        found[name + ending] = found.get(name + ending, 0) + value
         return found
 
     def do_groups(self) -> list[list[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ class Model:
 
     ``spread`` is the standard deviation of its matrices, ``None`` for one over the root of their
     inputs, and ``embedding`` that of its embeddings; ``sharpness`` is added to the weight of the
-    last norm. ``block_tokens`` is ``None`` where vLLM chooses by itself.
+    last norm. ``block_tokens`` is ``None`` where vLLM chooses by itself; ``settings`` are
+    what else ``vllm.LLM`` is given.
     """
 
     name: str
@@ -90,13 +91,23 @@ class Model:
     spread: float | None
     embedding: float = 1.0
     sharpness: float = 0.0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 LLAMA = Model("llama", _SHARED | _LLAMA, "float32", 32, None)
 # Its head is its embedding: small, or every token would only name itself; the last norm makes up
 # for that, so that the logits spread as those of the others do.
 GEMMA3 = Model("gemma3", _SHARED | _GEMMA3, "float32", 32, 0.15, 0.008, 40.0)
-QWEN3_NEXT = Model("qwen3_next", _SHARED | _QWEN3_NEXT, "bfloat16", None, 0.15)
+# Where the processor has bfloat16 of its own, vLLM would keep the state in float32 and take blocks
+# of 384 tokens, elsewhere in the model's type, with blocks of 256: the same everywhere then.
+QWEN3_NEXT = Model(
+    "qwen3_next",
+    _SHARED | _QWEN3_NEXT,
+    "bfloat16",
+    None,
+    0.15,
+    settings={"mamba_ssm_cache_dtype": "bfloat16"},
+)
 MODELS = {model.name: model for model in (LLAMA, GEMMA3, QWEN3_NEXT)}
 
 

@@ -123,7 +123,7 @@ class Engine:
         }
         if model.block_tokens is not None:
             settings["block_size"] = model.block_tokens
-        return settings
+        return settings | dict(model.settings)
 
     def __enter__(self) -> Self:
         started = time.monotonic()

@@ -1,0 +1,70 @@
+"""vLLM's default, an engine core and workers in processes of their own, and two ranks: tokens are
+those of the cold run from host, after a restart from disk, over a damaged slab file with fewer hits
+only, and after requests were aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm import scenario
+from tests.vllm.models import LLAMA
+from tests.vllm.rig import Engine, Outcome, offloading
+from tests.vllm.scenario import MIB, REACHABLE, Counted, Record
+
+MODES: dict[str, dict[str, Any]] = {
+    "default processes": {},
+    "two ranks": {"tensor_parallel_size": 2},
+}
+FULL = 2 * REACHABLE["llama"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_restart_damage_and_abort_leave_the_tokens_as_they_were(
+    mode: str, start: Callable[..., Engine], tmp_path: Path, record: Record
+) -> None:
+    """Three lives of one directory: filled, opened again, opened again damaged."""
+    kept = tmp_path / "kept"
+    connector = offloading(host_bytes=64 * MIB, directory=str(kept), disk_bytes=512 * MIB)
+    asked = scenario.prompts(1, 2)
+
+    def again(told: str, engine: Engine, counted: Counted, cold: list[Outcome]) -> int:
+        warm = engine.generate(asked)
+        equal = scenario.same_tokens(cold, warm)
+        row, grown = scenario.row(told, LLAMA, mode, counted, equal=equal, requests=2)
+        record(row)
+        assert equal, (cold, warm)
+        assert row.vllm_hits == scenario.hits(warm)
+        assert row.our_hits == row.vllm_hits, grown
+        return row.vllm_hits
+
+    with start(LLAMA, connector, processes=True, **MODES[mode]) as engine:
+        counted = Counted(engine)
+        cold = engine.generate(asked)
+        assert scenario.varied(cold)
+        _abort(engine)
+        assert engine.reset()
+        counted.look()
+        assert again("from host", engine, counted, cold) == FULL
+        assert scenario.all_released(engine.metrics())
+    with start(LLAMA, connector, processes=True, **MODES[mode]) as engine:
+        counted = Counted(engine)
+        assert again("from disk after a restart", engine, counted, cold) == FULL
+    assert scenario.damage(kept, 0.5) > 0
+    with start(LLAMA, connector, processes=True, **MODES[mode]) as engine:
+        counted = Counted(engine)
+        assert again("from a damaged disk", engine, counted, cold) < FULL
+        assert engine.metrics().get("vllm:radix_corrupt_blocks", 0) > 0
+        # What was computed instead is kept again, whole.
+        assert engine.reset()
+        assert again("once it was mended", engine, counted, cold) == FULL
+
+
+def _abort(engine: Engine) -> None:
+    """Abort requests before their first step, after their prompt, and amid their text."""
+    for after in (0, 1, 5):
+        engine.abort(scenario.prompts(7, 8), max_tokens=200, after=after)
+    engine.generate(scenario.prompts(9), max_tokens=2)
