@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
+from radix.errors import TierUnavailableError
 from tests.sglang.rig import (
     attach,
     config,
@@ -34,6 +35,7 @@ from tests.sglang.rig import (
     seeded,
     state_pool,
 )
+from tiers.disk import DiskTier
 from tiers.disk_open import limit_for
 
 MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
@@ -80,9 +82,9 @@ def test_a_restart_is_warm_and_durable_without_a_close(tmp_path: Path, v1: int) 
     pool, again = mha_pool(), mha_pool()
     fill(pool, 1)
     keys, pages = [key(n) for n in range(6)], list(range(6))
-    first = ours(tmp_path, {"kv": pool}, extra={"interface_v1": v1})
     child = os.fork()
-    if child == 0:  # a process that stores and dies at once; the parent has not opened the disk
+    if child == 0:  # a process that stores and dies at once
+        first = ours(tmp_path, {"kv": pool}, extra={"interface_v1": v1})
         kept = first.batch_set_v1(keys, indices(pool, pages))
         os._exit(0 if kept == [True] * 6 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -236,6 +238,25 @@ def test_clear_forgets_every_page_for_good(tmp_path: Path) -> None:
     again = ours(tmp_path, {"kv": pool})
     assert again.batch_exists(keys) == 1, "only what was stored afterwards"
     again.close()
+
+
+def test_what_cannot_be_forgotten_is_served_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine goes on with other weights, whatever clear answers."""
+    pool = mha_pool()
+    storage = ours(tmp_path, {"kv": pool})
+    assert storage.batch_set_v1([key(0)], indices(pool, [0])) == [True]
+
+    def refuses(tier: DiskTier) -> None:
+        raise TierUnavailableError(tier.name, "no new epoch: the medium is read-only")
+
+    monkeypatch.setattr(DiskTier, "renew", refuses)
+    assert storage.clear() is False
+    assert storage.batch_exists([key(0)]) == 0
+    assert storage.batch_get_v1([key(0)], indices(pool, [0])) == [False]
+    assert storage.batch_set_v1([key(0)], indices(pool, [0])) == [False]
+    storage.close()
 
 
 def test_nothing_is_raised_while_the_engine_serves(tmp_path: Path) -> None:

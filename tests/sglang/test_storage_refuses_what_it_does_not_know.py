@@ -170,6 +170,8 @@ def test_a_limit_without_room_for_a_page_is_refused_when_the_pools_are_known(
 
 def test_a_directory_that_is_held_or_of_another_kind_is_refused_at_start(tmp_path: Path) -> None:
     holder = ours(tmp_path / "a", {"kv": mha_pool()})
+    with pytest.raises(TierUnavailableError, match="is held by pid"):
+        ours(tmp_path / "a", {"kv": mha_pool()})
     assert holder.batch_exists(KEYS) == 0
     with pytest.raises(TierUnavailableError, match="is held by pid"):
         ours(tmp_path / "a", {"kv": mha_pool()})

@@ -35,13 +35,14 @@ from radix.engines.sglang.host_pools import KV, Bytes, HostPool, bytes_of, logic
 from radix.engines.sglang.pool_store import PoolStore, leading, valid_lengths
 from radix.engines.sglang.storage_options import Options, Rank
 from radix.engines.versions import require
-from radix.errors import CacheError, ClosedError, RequestError, UnsupportedError
+from radix.errors import CacheError, ClosedError, RequestError, TierError, UnsupportedError
 from radix.events import Event, TierEvent
 from radix.keys import Namespace
 from radix.keysets import Mask
 from radix.ownership import Ownership
 from radix.service.blocking import BlockingStore
 from radix.store import FlatStore
+from radix.tier import TierMode
 from tiers.disk import DiskTier
 from tiers.disk_open import limit_for
 from tiers.format import DirectoryLock, read_format
@@ -89,6 +90,7 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         self._pools: dict[str, HostPool] = {}
         self._lock = threading.Lock()
         self._registered = False
+        self._guard: DirectoryLock | None = None
         self._opened: BlockingStore | None = None
         self._closed = False
         self._stores: Stores = {}
@@ -138,7 +140,6 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         logical_dtype(self._pools[KV].pool, self.options.kv_dtype)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_format(self.directory, _DISK)
-        DirectoryLock(self.directory, _DISK).release()
         groups = [pool.group for pool in self._ordered()]
         least = limit_for(groups, 1, 1)
         if self.options.limit_bytes < least:
@@ -148,6 +149,8 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
                 f"at least {least}"
             )
         with self._lock:
+            if not self._registered:  # nobody else takes it before the first call
+                self._guard = DirectoryLock(self.directory, _DISK)
             self._registered = True
 
     def _ordered(self) -> list[HostPool]:
@@ -177,6 +180,8 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
             revision=self.options.revision,
             layout=json.dumps(facts, sort_keys=True).encode(),
         )
+        if self._guard is not None:
+            self._guard.release()
         disk = DiskTier(
             self.directory,
             limit_bytes=self.options.limit_bytes,
@@ -387,10 +392,22 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
 
     # ------------------------------------------------------------------ running
     def clear(self) -> bool:
-        """Forgets every page, durably; whether that succeeded. For other weights, too."""
+        """Forgets every page, durably; whether that succeeded. Where it did not, nothing is served
+        any more: the engine goes on with other weights, whatever the answer.
+        """
 
         def ask(stores: Stores) -> bool:
-            stores[KV].store.reset()
+            store = stores[KV].store
+            try:
+                store.reset()
+            except TierError:
+                store.set_mode(_DISK, TierMode.OFF)
+                _LOG.error(
+                    "%s: pages could not be forgotten and are served no more; stop the engine and "
+                    "remove the directory before the next start",
+                    self.directory,
+                )
+                raise
             return True
 
         return self._ask("clear", False, ask)
@@ -441,6 +458,8 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         with self._lock:
             self._closed = True
             store, self._opened, self._stores = self._opened, None, {}
+            if self._guard is not None:
+                self._guard.release()
         if store is not None:
             store.close()
 
