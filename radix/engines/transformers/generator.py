@@ -27,7 +27,7 @@ from radix.engines.transformers.terms import (
     generation_kwargs,
     prompt_of,
 )
-from radix.errors import CapacityError, NeverFitsError, TierError
+from radix.errors import CapacityError, NeverFitsError, TierError, UnsupportedError
 from radix.groups import Group
 from radix.keys import Namespace
 from radix.plan import Explanation
@@ -111,6 +111,7 @@ class PrefixGenerator:
         self._placement = probe(self._forward, page_tokens, tolerance, token_by_token)
         self.groups = self._placement.groups
         self._identity = Identity(model, revision)
+        self._kind = (model.dtype, model.device)
         self._namespace = Namespace(model=str(model.config.model_type), salt=salt)
         self.cache = PrefixCache(
             self.groups,
@@ -206,12 +207,14 @@ class PrefixGenerator:
         Tokens of the prompt that a next one can hit now; 0 where the cache holds too little:
         layers that had given tokens up, or a length off the page for models whose state is one for
         a length (store at multiples of the page). Raises ``ValueError`` where the cache holds
-        another number of tokens. Cost: the bytes that are new.
+        another number of tokens, ``LayoutMismatchError`` where it is no cache as ``restore`` gives.
+        Cost: the bytes that are new.
         """
         ids = prompt_of(input_ids, self.model.device)
         length = int(past_key_values.get_seq_length())
         if length != ids.shape[1]:
             raise ValueError(f"past_key_values holds {length} tokens, input_ids {ids.shape[1]}")
+        self._placement.check(past_key_values)
         turn = self._begin(ids, (), None, counted=False)
         if turn is None:
             return 0
@@ -261,8 +264,12 @@ class PrefixGenerator:
             except TierError:
                 if request is not None:
                     request.abort()
-                    request = None
+                request = None
                 break
+            except BaseException:
+                if request is not None:
+                    request.abort()
+                raise
         turn = None if request is None else Turn(request, self._placement, self._rows)
         if counted:
             self._count(turn, ids)
@@ -302,8 +309,14 @@ class PrefixGenerator:
         """Tells that the weights are others now: state of the old ones is never matched again and
         leaves first. Weights written in place or replaced are noticed at the next call anyway;
         those written through ``.data`` are not. ``revision``: their new name, where weights are
-        named. Cost: reads the weights, where they are not.
+        named. ``UnsupportedError`` where the dtype or the device is another one: that needs a new
+        ``PrefixGenerator``. Cost: reads the weights, where they are not named.
         """
+        if (self.model.dtype, self.model.device) != self._kind:
+            raise UnsupportedError(
+                f"model is {self.model.dtype} on {self.model.device} now, was {self._kind[0]} on "
+                f"{self._kind[1]}: make a new PrefixGenerator"
+            )
         self._identity.renew(revision)
         self.cache.set_revision(self._identity.revision)
 

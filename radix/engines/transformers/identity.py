@@ -33,8 +33,11 @@ class Identity:
 
     @property
     def stale(self) -> bool:
-        """Whether a weight was replaced, or written in place, since. Cost: the tensors' number."""
-        return self._given is None and _versions(self._model) != self._seen
+        """Whether a weight was replaced, or written in place, or attention is computed otherwise,
+        since. Cost: the number of tensors.
+        """
+        seen = _versions(self._model)
+        return seen[0] != self._seen[0] or (self._given is None and seen != self._seen)
 
     def renew(self, revision: str | None = None) -> None:
         """Takes the fingerprint again. ``revision``: the new name, where weights are named.
@@ -72,10 +75,13 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _versions(model: Any) -> list[tuple[int, int]]:
+def _versions(model: Any) -> list[object]:
     return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for _, tensor in _tensors(model)
+        (str(model.config._attn_implementation), str(model.dtype), str(model.device)),
+        *(
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for _, tensor in _tensors(model)
+        ),
     ]
 
 

@@ -74,11 +74,20 @@ class Placement:
     """Where a model's cache lies in blocks of pages of ``page_tokens`` tokens.
 
     Down: ``put_pages``, ``put_state``. Up: ``fill``. Of the layers that give tokens up:
-    ``keep_passing``, ``let_pass``. Data: ``groups``, ``rules``, ``cells``.
+    ``keep_passing``, ``let_pass``. Ask: ``check``, ``first_token``. Data: ``groups``, ``rules``,
+    ``cells``, ``kinds``.
     """
 
-    def __init__(self, groups: Sequence[Group], cells: Sequence[Cell], page_tokens: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        cells: Sequence[Cell],
+        page_tokens: int,
+        kinds: Sequence[type],
+    ) -> None:
+        """``kinds``: the classes of the cache's layers."""
         self.groups = tuple(groups)
+        self.kinds = list(kinds)
         self.cells = tuple(cells)
         self.page_tokens = page_tokens
         self.rules: tuple[Rule, ...] = tuple(rule_of(group, page_tokens) for group in groups)
@@ -136,6 +145,27 @@ class Placement:
     def _length(self, cache: Any, cell: Cell) -> int:
         length: int = cache.layers[cell.layer].get_seq_length()
         return length
+
+    def check(self, cache: Any) -> None:
+        """``LayoutMismatchError`` for a filled cache whose layers hold something else than blocks
+        do: of another class, batch, dtype or size. Cost: the layers.
+        """
+        kinds = [type(layer) for layer in cache.layers]
+        if kinds != self.kinds:
+            raise LayoutMismatchError(
+                f"past_key_values has layers {[kind.__name__ for kind in kinds]}, expected "
+                f"{[kind.__name__ for kind in self.kinds]}"
+            )
+        for cell in self.cells:
+            tensor, shape = cell.of(cache), list(cell.shape)
+            found = list(tensor.shape)
+            if cell.index is None:
+                shape[1] = found[2] if len(found) == 4 else -1
+            if found != [1, *shape] or tensor.dtype != cell.dtype:
+                raise LayoutMismatchError(
+                    f"past_key_values layer {cell.layer} {cell.field}: {tensor.dtype} of shape "
+                    f"{tuple(found)}, expected {cell.dtype} of {(1, *shape)}"
+                )
 
     def first_token(self, cache: Any) -> int:
         """The first token of which every layer holds what it keeps by token. Cost: the layers."""
@@ -235,7 +265,7 @@ def derive(cache: Any, length: int, page_tokens: int) -> Placement:
     for (rule, reach), tensors in sorted(found.items(), key=lambda item: item[0]):
         if tensors:
             cells += _cells(len(groups), rule, reach, tensors, length, page_tokens, groups)
-    return Placement(groups, cells, page_tokens)
+    return Placement(groups, cells, page_tokens, [type(layer) for layer in cache.layers])
 
 
 def _cells(

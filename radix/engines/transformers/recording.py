@@ -66,6 +66,9 @@ class Turn:
         """
         if self.stopped:
             return
+        if cache.get_seq_length() != length:  # the model went on in another cache: nobody knows it
+            self.stopped = True
+            return
         try:
             self._append(ids, length)
             while self.told < length and self._step(cache, length):

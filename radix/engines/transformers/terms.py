@@ -18,6 +18,7 @@ from radix.errors import UnsupportedError
 
 _MODES = ("greedy_search", "sample")
 _OURS = ("past_key_values", "cache_params", "inputs_embeds", "custom_generate", "assistant_model")
+_LENGTH_ROPES = ("dynamic", "longrope")
 _NEEDED: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     DynamicCache: {"__init__": ("config",), "get_seq_length": ()},
     DynamicLayer: {"lazy_initialization": ("key_states", "value_states")},
@@ -49,9 +50,25 @@ def check_model(model: Any) -> None:
         raise UnsupportedError(f"{name} has adapters loaded, which may be switched: merge them")
     if (model.tp_size or 1) > 1:
         raise UnsupportedError(f"{name} is split over {model.tp_size} processes, expected one")
+    for kind in _rope_types(
+        getattr(model.config.get_text_config(decoder=True), "rope_parameters", None)
+    ):
+        if kind in _LENGTH_ROPES:
+            raise UnsupportedError(
+                f"{name}: rope type {kind} turns keys by the length of the whole prompt, so that "
+                "those of a prefix are others in a longer one"
+            )
     if model.device.type == "mps":
         raise UnsupportedError(f"{name} is on mps, whose generate() runs a step ahead of its end")
     check_mode(model)
+
+
+def _rope_types(parameters: Any) -> list[str]:
+    """Of all layers: they may differ, and then stand in a dictionary of their own."""
+    if not isinstance(parameters, dict):
+        return []
+    nested = [kind for value in parameters.values() for kind in _rope_types(value)]
+    return [str(parameters.get("rope_type", "default")), *nested]
 
 
 def check_mode(model: Any) -> None:

@@ -4,6 +4,7 @@ loop of one's own restores and stores; what goes wrong beside the cache leaves i
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,26 @@ def test_a_prompt_that_never_fits_is_answered_without_the_cache() -> None:
         cached.check()
         assert cached.generate(found[:, :50], max_new_tokens=1).shape == (1, 51)
         assert cached.counters["generate.hit_tokens"] == 48
+
+
+def test_a_model_that_goes_on_in_another_cache_is_not_recorded(tmp_path: Path) -> None:
+    """As some do where they change how keys are turned: what is known stays right."""
+    model, ids = BY_NAME["Llama"].model(), _ids(12)
+    prepare = model.prepare_inputs_for_generation
+
+    def other(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        inputs = prepare(*args, past_key_values=past_key_values, **kwargs)
+        inputs["past_key_values"] = copy.deepcopy(past_key_values)
+        return inputs
+
+    with opened(model, tmp_path / "kept") as cached:
+        model.prepare_inputs_for_generation = other
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False
+        )
+        assert cached.generate(ids, max_new_tokens=1, do_sample=False).tolist() == out.tolist()
+        assert cached.counters["generate.recording stopped"] == 1
+        assert cached.restore(ids).tokens == 0
 
 
 def test_prompts_are_taken_as_lists_arrays_and_tensors(tmp_path: Path) -> None:

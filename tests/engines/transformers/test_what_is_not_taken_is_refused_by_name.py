@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from radix.engines import versions
 from radix.engines.transformers import PrefixGenerator, groups_of, terms
 from radix.engines.transformers.forward import Forward
-from radix.errors import UnsupportedError
+from radix.errors import LayoutMismatchError, UnsupportedError
 from tests.engines.transformers.families import BY_NAME, model_of
 from tests.engines.transformers.talks import cold, opened, random_ids
 from tiers.disk import DiskTier
@@ -87,6 +87,41 @@ def test_models_that_are_none_of_ours_are_refused() -> None:
     model.eval()._hf_peft_config_loaded = True
     with pytest.raises(UnsupportedError, match=r"adapters loaded.*merge them"):
         groups_of(model)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_keys_turned_by_the_length_of_the_prompt_are_refused(kind: str) -> None:
+    """Those of a prefix would be others in a longer prompt."""
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        rope |= {"original_max_position_embeddings": 64}
+    with pytest.raises(UnsupportedError, match=f"rope type {kind} turns keys by the length"):
+        groups_of(BY_NAME["Llama"].model(rope_parameters=rope))
+
+
+def test_a_model_that_became_another_dtype_needs_a_new_generator(tmp_path: Path) -> None:
+    """Its blocks are of another size."""
+    model = BY_NAME["Llama"].model()
+    with opened(model, tmp_path / "kept") as cached:
+        model.to(torch.bfloat16)
+        with pytest.raises(UnsupportedError, match=r"bfloat16 on cpu now, was torch\.float32"):
+            cached.generate([1, 2, 3], max_new_tokens=1)
+
+
+def test_a_cache_of_another_kind_is_not_stored(tmp_path: Path) -> None:
+    """Of another class, or of a batch."""
+    model, ids = model_of("Gemma3"), torch.tensor([random_ids(random.Random(3), 16)])
+    with opened(model, tmp_path / "kept") as cached:
+        plain = hf.DynamicCache()
+        model(ids, past_key_values=plain)
+        with pytest.raises(LayoutMismatchError, match=r"has layers .*expected .*SlidingWindow"):
+            cached.store(ids, plain)
+        batch = cached.restore(ids).past_key_values
+        model(ids.repeat(2, 1), past_key_values=batch)
+        with pytest.raises(LayoutMismatchError, match=r"layer 2 keys.*shape \(2, 2, 16, 16\)"):
+            cached.store(ids, batch)
+        cached.check()
 
 
 def test_training_begun_later_is_refused_too(tmp_path: Path) -> None:
