@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Run:
 
     req: Req
     written: int = 0  # positions whose content is final
+    digests: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -91,7 +92,7 @@ class Scheduler:
         req.lock = self.cache.lock(req.last_node)
         run = Run(req, req.prefix_len)
         known = self.cache.prefix_device_indices(req)
-        right = self._digests(req)[: req.prefix_len]
+        right = self._digests(run)[: req.prefix_len]
         assert np.array_equal(self.content[known.numpy()], right), "a hit on another prefix"
         self.log.append(("match", req.prefix_len))
         if not self._extend(run, chunk, known):
@@ -196,23 +197,23 @@ class Scheduler:
     def _row(self, req: Req) -> torch.Tensor:
         return self.rows.req_to_token[req.kv.req_pool_idx]
 
-    def _digests(self, req: Req) -> np.ndarray:
-        tokens = np.frombuffer(req.full_untruncated_fill_ids, np.int64)
-        at = zlib.crc32(repr((req.extra_key, req.cache_salt)).encode())
-        out = np.zeros(len(tokens), np.int64)
-        ahead = tokens[1:] if self.eagle else tokens
-        for index, token in enumerate(ahead.tolist()):
-            at = out[index] = zlib.crc32(int(token).to_bytes(8, "little"), int(at))
-        if self.eagle and len(tokens):  # the first token of a pair counts too
-            out ^= int(tokens[0])
-        return out
+    def _digests(self, run: Run) -> np.ndarray:
+        """What each position should hold: of pairs, the token behind it counts too."""
+        tokens, known = run.req.full_untruncated_fill_ids, run.digests
+        if not known:
+            space = repr((run.req.extra_key, run.req.cache_salt, tokens[0]))
+            known.append(zlib.crc32(space.encode()))
+        for token in tokens[len(known) - 1 :]:
+            known.append(zlib.crc32(token.to_bytes(8, "little"), known[-1]))
+        first = 2 if self.eagle else 1
+        return np.array(known[first : len(tokens) + 1], np.int64)
 
     def _forward(self, run: Run) -> None:
         """Writes what the positions computed now hold, as far as it can be known."""
         tokens = len(run.req.full_untruncated_fill_ids)
         end = min(run.req.kv.kv_committed_len, tokens - self.eagle)
         slots = self._row(run.req)[run.written : end].numpy()
-        self.content[slots] = self._digests(run.req)[run.written : end]
+        self.content[slots] = self._digests(run)[run.written : end]
         run.written = end
 
     def check(self) -> None:
@@ -232,7 +233,7 @@ class Scheduler:
             tree = cache.path_device_indices(run.req.last_node)[: len(shared)].numpy()
             assert np.array_equal(shared, tree), "the row does not name the tree's slots"
             assert not np.isin(shared // page, free).any(), "a locked page is free"
-            right = self._digests(run.req)[: run.written]
+            right = self._digests(run)[: run.written]
             assert np.array_equal(self.content[row[: run.written]], right), "a slot was reused"
         mine = np.concatenate(own) if own else np.empty(0, np.int64)
         taken = np.concatenate((free, mine))

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from radix.engines.sglang.backend import RadixBackend
 from tests.sglang.driving import Traffic
 from tests.sglang.scheduling import Scheduler
@@ -33,12 +31,11 @@ def answers(seed: int, page: int, steps: int = 200) -> str:
     return seen.hexdigest()
 
 
-@pytest.mark.parametrize("page", [1, 16])
-def test_two_processes_with_other_hash_seeds_give_the_same_answers(page: int) -> None:
+def test_two_processes_with_other_hash_seeds_give_the_same_answers() -> None:
     seed = 5
     text = (
         "from tests.sglang import standin, test_backend_decides_alike_in_every_rank as rank\n"
-        f"print(rank.answers({seed}, {page}))\n"
+        f"print(rank.answers({seed}, 1) + rank.answers({seed}, 16))\n"
     )
     found = []
     for hash_seed in ("1", "2"):
@@ -53,4 +50,4 @@ def test_two_processes_with_other_hash_seeds_give_the_same_answers(page: int) ->
         )
         assert ran.returncode == 0, ran.stderr[-2000:]
         found.append(ran.stdout.split()[-1])
-    assert found[0] == found[1] == answers(seed, page), f"seed {seed}"
+    assert found[0] == found[1] == answers(seed, 1) + answers(seed, 16), f"seed {seed}"

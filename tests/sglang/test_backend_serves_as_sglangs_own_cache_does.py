@@ -12,7 +12,6 @@ from tests.sglang.driving import Traffic
 from tests.sglang.scheduling import Scheduler
 
 STEPS = 150
-LONGEST = 150
 
 
 @pytest.mark.parametrize("eagle", [False, True], ids=["tokens", "pairs"])
@@ -24,7 +23,7 @@ def test_hits_sizes_and_freed_slots_are_those_of_sglangs_cache(
     pages = 4096 // page + 128
     ours = Scheduler(RadixBackend, page, pages, eagle=eagle)
     theirs = Scheduler(RadixCache, page, pages, eagle=eagle)
-    traffic = Traffic(seed, [ours, theirs], LONGEST)
+    traffic = Traffic(seed, [ours, theirs], max(100, 6 * page))
     for step in range(STEPS):
         traffic.step()
         ours.cache.sanity_check()
