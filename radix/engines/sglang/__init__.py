@@ -1,11 +1,14 @@
 """Adapters for SGLang: ``RadixHiCache``, storage below its hierarchical cache
-(``--hicache-storage-backend dynamic``), and in ``plugin`` a radix cache in place of its own. Each
-is loaded when it is asked for, so that neither brings the other's part of the engine with it.
+(``--hicache-storage-backend dynamic``), and ``plugin``, which registers a radix cache in place of
+its own (``--radix-cache-backend radix``). Nothing of SGLang is imported before one of them is used,
+and neither brings the other's part of the engine with it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from radix.engines.sglang.plugin import plugin
 
 # It imports nothing of the engine before it is called; and the name must be the function's, not the
 # module's, when the engine loads its entry point.
