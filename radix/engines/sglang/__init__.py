@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from radix.engines.sglang.plugin import plugin
-
 # It imports nothing of the engine before it is called; and the name must be the function's, not the
 # module's, when the engine loads its entry point.
 from radix.engines.sglang.plugin import plugin
