@@ -469,8 +469,8 @@ class FlatTransfers(Jobs[FlatMove]):
             if number not in self.outstanding and number not in held:
                 del self._offers[number]
                 if number in self._repeats:
-                    again, firsts = self._repeats.pop(number)
-                    good[again] = good[firsts]
+                    repeats, firsts = self._repeats.pop(number)
+                    good[repeats] = good[firsts]
                 self._events.append(KeysDone(number, good))
 
     def _ended(self, job: Job[FlatMove], good: Mask) -> None:
