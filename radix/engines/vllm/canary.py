@@ -68,22 +68,27 @@ def types_of(config: Any, geometry: Geometry) -> tuple[torch.dtype, ...]:
 
 def alike(kept: Bytes, again: Bytes, types: Sequence[torch.dtype], tolerance: float) -> bool:
     """Whether two blocks hold the same values, as one of the types in every four bytes: they differ
-    by ``tolerance`` times the largest value of the block at most. Cost: the bytes.
+    by ``tolerance`` times the largest value of a block at most. Of the blocks, and of the types,
+    the least counts: one wrong value, or bytes read as what they are not, would excuse everything.
+    Cost: the bytes.
     """
     if np.array_equal(kept, again):
         return True
     whole = len(kept) // 4 * 4
-    if not types or not np.array_equal(kept[whole:], again[whole:]):
+    if not whole or not types or not np.array_equal(kept[whole:], again[whole:]):
         return False
+    read = [(_values(kept[:whole], kind), _values(again[:whole], kind)) for kind in types]
+    largest = min(_largest(values) for pair in read for values in pair)
     fine = np.zeros(whole // 4, np.bool_)
-    for kind in types:
-        one, other = _values(kept[:whole], kind), _values(again[:whole], kind)
-        largest = float(torch.nan_to_num(torch.maximum(one.abs(), other.abs()), 0.0, 0.0).max())
+    for kind, (one, other) in zip(types, read, strict=True):
         close = (one - other).abs() <= tolerance * largest
         same = _raw(kept[:whole], kind) == _raw(again[:whole], kind)
-        words = (close | same).numpy().reshape(whole // 4, -1)
-        fine |= words.all(axis=1)
+        fine |= (close | same).numpy().reshape(whole // 4, -1).all(axis=1)
     return bool(fine.all())
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(torch.nan_to_num(values.abs(), 0.0, 0.0).max())
 
 
 def _raw(data: Bytes, kind: torch.dtype) -> torch.Tensor:
