@@ -39,6 +39,12 @@ def test_fifty_conversations_with_branches_get_the_same_tokens(name: str, tmp_pa
         _check(run(model_of(name), seed, folder, conversations=5, turns=4), 20)
 
 
+@pytest.mark.long
+def test_chunks_kept_as_windows_get_the_same_tokens(tmp_path: Path) -> None:
+    """Llama4's chunked layers keep what a window of a chunk's length does."""
+    _check(run(model_of("Llama4"), 7, tmp_path / "kept", conversations=5, turns=4), 20)
+
+
 @pytest.mark.parametrize(
     ("name", "page"), [("Gemma3", 48), ("gpt-oss", 5), ("Qwen3-Next", 7), ("LFM2", 24)]
 )
