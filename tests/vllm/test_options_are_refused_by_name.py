@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_offload.base import OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingParallelConfig
 
 from radix.engines.versions import require
+from radix.engines.vllm.facts import require_whole_chunks
 from radix.engines.vllm.options import ENGINE_KEYS, Options
 from radix.engines.vllm.spec import NEEDED, RadixOffloadingSpec
 from radix.errors import LayoutMismatchError, UnsupportedError
@@ -116,6 +124,40 @@ def test_tensors_that_the_engine_does_not_describe_so_are_refused() -> None:
     ):
         with pytest.raises(LayoutMismatchError, match=said):
             RadixOffloadingSpec(config_of(groups)).get_worker(caches)
+
+
+class Layer:
+    """A layer of a model, as far as it says what it keeps."""
+
+    def __init__(self, kept: KVCacheSpec) -> None:
+        self.kept = kept
+
+    def get_kv_cache_spec(self, _: VllmConfig) -> KVCacheSpec:
+        return self.kept
+
+
+def test_chunks_of_several_blocks_are_taken_only_where_none_of_them_can_be_gone() -> None:
+    """A window's first blocks may be reused before the engine stores the chunk that they are of; it
+    then names them as none, and a hit at the end of that chunk would read what was never stored.
+    """
+    sizes = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+    config = VllmConfig()
+    config.compilation_config.static_forward_context.update(
+        full=Layer(FullAttentionSpec(**sizes)),
+        near=Layer(SlidingWindowSpec(**sizes, sliding_window=128)),
+        state=Layer(MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))),
+    )
+    with set_current_vllm_config(config):
+        require_whole_chunks(["full", "state"])
+        for name, kind in (("near", "SlidingWindowSpec"), ("other", "of an unknown kind")):
+            with pytest.raises(UnsupportedError, match=f"over layer {name}, {kind}.*leave out bl"):
+                require_whole_chunks(["full", name])
+
+
+def test_chunks_of_several_blocks_of_unknown_groups_are_refused_at_start() -> None:
+    config = config_of(cache=OffloadingCacheConfig(tokens_per_hash=32, blocks_per_chunk=2))
+    with pytest.raises(UnsupportedError, match=r"blocks_per_chunk above 1 over layer layers\.0\.attn"):
+        RadixOffloadingSpec(config).get_worker(caches_of([[(0, 64)]], [64], 4, seed=0))
 
 
 class OlderWorker(OffloadingWorker):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -37,6 +39,7 @@ from tests.vllm.workerrig import (
 
 PAGES = [[(0, 560), (1, 560)], [(0, 1024)]]
 SHARED = Path("/dev/shm")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def one_rank(engine_id: str, rank: int, pages: list, pipe: Connection) -> None:
@@ -166,6 +169,21 @@ def test_what_a_killed_worker_left_is_swept_and_a_live_ones_stays(
     assert not left_over(dead_id)
     assert len(left_over(live_id)) == 2
     assert live.ask(None) == ["over", "over"]
+
+
+def test_a_process_that_ends_without_a_word_leaves_no_names() -> None:
+    engine_id = config_of().engine_id
+    script = (
+        "from dataclasses import replace\n"
+        "from radix.engines.vllm.spec import RadixOffloadingSpec\n"
+        "from tests.vllm.test_worker_ranks_keep_pieces_of_their_own import left_over\n"
+        "from tests.vllm.workerrig import caches_of, config_of\n"
+        f"config = replace(config_of(), engine_id={engine_id!r})\n"
+        "worker = RadixOffloadingSpec(config).get_worker(caches_of([[(0, 64)]], [64], 4, 0))\n"
+        "assert len(left_over(config.engine_id)) == 2\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, cwd=ROOT)
+    assert not left_over(engine_id)
 
 
 def test_an_engine_id_that_a_live_engine_has_is_refused(tmp_path: Path) -> None:

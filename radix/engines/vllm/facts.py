@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
 from radix.engines.versions import installed
+from radix.errors import UnsupportedError
 
+# What a layer keeps so that a stored chunk has all that a hit at its end needs.
+_WHOLE = (FullAttentionSpec, MLAAttentionSpec, MambaSpec)
 # Of a model's own configuration: where it lay and who wrote it down.
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version")
 
@@ -31,6 +35,26 @@ def facts_of(device: torch.device, layers: Iterable[str]) -> tuple[tuple[str, st
         said |= facts_of_config(config)
         said["backends"] = " ".join(_backends(config, layers))
     return tuple(sorted(said.items()))
+
+
+def require_whole_chunks(layers: Iterable[str]) -> None:
+    """Raises ``UnsupportedError`` unless every chunk of several blocks is stored with all that a
+    hit at its end needs: of full attention all of them, of a state the last one. A window's first
+    blocks may be gone, or be another request's, by the time that the engine stores its chunk, and
+    it names them as none.
+
+    ``layers``: names of the layers whose blocks are kept. Cost: the layers.
+    """
+    config: Any = get_current_vllm_config_or_none()
+    known = {} if config is None else config.compilation_config.static_forward_context
+    for name in layers:
+        kept = known[name].get_kv_cache_spec(config) if name in known else None
+        if type(kept) not in _WHOLE:
+            kind = "of an unknown kind" if kept is None else type(kept).__name__
+            raise UnsupportedError(
+                f"blocks_per_chunk above 1 over layer {name}, {kind}: a chunk of several blocks "
+                "may lack some that a hit needs; leave out blocks_per_chunk and block_size"
+            )
 
 
 def facts_of_config(config: Any) -> dict[str, str]:

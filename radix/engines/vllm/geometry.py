@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,7 +132,9 @@ class Published:
     """The geometry of an engine in shared memory, as long as this object lives.
 
     It lies complete under its name or not at all, and is held by a shared lock, by which a later
-    start tells what a dead process left.
+    start tells what a dead process left. A process that ends without ``close`` takes this name and
+    that of the pool away at its end: engines may exit without a word, and whoever has mapped the
+    pool by then keeps it.
     """
 
     def __init__(self, geometry: Geometry, engine_id: str, folder: Path = SHARED_FOLDER) -> None:
@@ -154,6 +157,8 @@ class Published:
                 raise
             else:
                 self._descriptor = descriptor
+        names = (self._path, folder / shared_name(engine_id, "pool"))
+        self._end = weakref.finalize(self, _forget, os.getpid(), names)
 
     def _refuse_live(self, engine_id: str) -> None:
         if self._path.exists() and not _abandoned(self._path):
@@ -164,9 +169,17 @@ class Published:
     def close(self) -> None:
         """Takes the name away. Idempotent."""
         if self._descriptor >= 0:
+            self._end.detach()
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _forget(process: int, names: tuple[Path, ...]) -> None:
+    """Not in a child that was forked: the names are its parent's."""
+    if os.getpid() == process:
+        for name in names:
+            name.unlink(missing_ok=True)
 
 
 def published(

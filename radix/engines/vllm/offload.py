@@ -91,7 +91,6 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         )
         self._stream = Stream(self._blocks, geometry.group_ids, self.metrics)
         self._tells = bool(config.enable_kv_cache_events)
-        self._again = geometry.blocks_per_chunk == 1  # whether what was declined may come later
         self._report = Report(self.metrics, store.metrics)
         self._answers: dict[bytes, Any] = {}  # of this step, where they hold for every request
         self._asked: set[Life] = set()  # who looked in this step, of those that wait
@@ -239,8 +238,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
     # ------------------------------------------------------------ storing
     def prepare_store(self, keys: Collection[bytes], req_context: Any) -> Any | None:
         """Slots for what is neither kept nor on its way, in the order of ``keys``; None where there
-        is no room now: nothing was taken, and the same is offered in the next step (of chunks of
-        several blocks it is not: none are taken for good). Cost: the keys.
+        is no room now: nothing was taken. Cost: the keys.
         """
         life = self.lives.of(req_context)
         if not self._made_room:
@@ -283,8 +281,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             for part in parts:
                 self.store.abort(part)
             self.metrics.add(("declined", "no room"))
-            # Offered again, a chunk of several blocks may have lost some that a hit at it needs.
-            return None if self._again else PrepareStoreOutput([], Slots([], []), [])
+            return None
         checks: list[Comparison] = []
         if self._canary.share:
             checks = self._compare(
