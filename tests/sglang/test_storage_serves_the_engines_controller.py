@@ -1,6 +1,7 @@
-"""The engine's own cache controller over our storage, on a CPU: made by its factory from the flags,
-its prefetch, prefetch I/O, and backup threads running. Prompts that it backed up are found again
-by it and by the next process, page for page; a detach gives the directory back.
+"""The engine's own cache controllers over our storage, on a CPU: made by its factory from the flags,
+with their prefetch, prefetch I/O, and backup threads. Prompts that they backed up are found again
+by them and by the next process, page for page and with their states; a detach gives the directory
+back.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import pytest
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from radix.errors import TierUnavailableError
-from tests.sglang.rig import LAYERS, LIMIT, PAGE, fill, flat_bytes, mha_pool, seeded
+from tests.sglang.rig import LAYERS, LIMIT, PAGE, fill, flat_bytes, mha_pool, seeded, state_pool
 
 WAIT_S = 60
 
@@ -37,9 +42,8 @@ def one_rank() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def controller(folder: Path, host: Any, **extra: Any) -> Any:
-    """The engine's controller, attached by its flags."""
-    device = MHATokenToKVPool(
+def device_pool() -> Any:
+    return MHATokenToKVPool(
         size=64,
         page_size=PAGE,
         dtype=torch.bfloat16,
@@ -49,15 +53,20 @@ def controller(folder: Path, host: Any, **extra: Any) -> Any:
         device="cpu",
         enable_memory_saver=False,
     )
-    options = {
-        "backend_name": "radix",
-        "module_path": "radix.engines.sglang",
-        "class_name": "RadixHiCache",
-        "directory": str(folder),
-        "limit_bytes": LIMIT,
-    }
+
+
+def flags(folder: Path, **extra: Any) -> dict[str, Any]:
+    """What --hicache-storage-backend-extra-config holds."""
+    named = {"backend_name": "radix", "module_path": "radix.engines.sglang"}
+    named |= {"class_name": "RadixHiCache", "directory": str(folder)}
+    return {**named, "limit_bytes": LIMIT, **extra}
+
+
+def controller(folder: Path, host: Any, **extra: Any) -> Any:
+    """The engine's controller, attached by its flags."""
+    allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device_pool(), False)
     return HiCacheController(
-        PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device, False),
+        allocator,
         host,
         PAGE,
         torch.distributed.group.WORLD,
@@ -66,7 +75,7 @@ def controller(folder: Path, host: Any, **extra: Any) -> Any:
         storage_backend="dynamic",
         prefetch_threshold=PAGE,
         model_name="org/model",
-        storage_backend_extra_config=options | extra,
+        storage_backend_extra_config=flags(folder, **extra),
     )
 
 
@@ -149,6 +158,69 @@ def test_a_long_prompt_goes_in_batches_while_others_are_brought(tmp_path: Path) 
     assert engine.ack_backup_queue.get(timeout=WAIT_S).completed_tokens == len(long)
     host.free(slots)
     assert brought(engine, host, long) == kept
+    engine.detach_storage_backend()
+
+
+def hybrid(folder: Path, host: Any, states: Any) -> Any:
+    """The engine's controller for models with several pools."""
+    device = device_pool()
+    entries = [
+        PoolEntry(PoolName.KV, host, device, lambda layer: layer, is_primary_index_anchor=True),
+        PoolEntry(PoolName.MAMBA, states, device, lambda layer: layer),
+    ]
+    return HybridCacheController(
+        PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device, False),
+        HostPoolGroup(entries),
+        PAGE,
+        torch.distributed.group.WORLD,
+        threading.Event(),
+        write_policy="write_through",
+        storage_backend="dynamic",
+        prefetch_threshold=PAGE,
+        model_name="org/model",
+        storage_backend_extra_config=flags(folder, interface_v1=1),
+    )
+
+
+def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(tmp_path: Path) -> None:
+    """Pages of ten, states at the ends of the third and the seventh: of all ten pages asked for,
+    seven are brought, and with them the state that belongs there.
+    """
+    host, states = mha_pool(), state_pool()
+    engine = hybrid(tmp_path, host, states)
+    fill(host, 1)
+    fill(states, 2)
+    tokens = list(range(10 * PAGE))
+    hashes = get_storage_hash_str(tokens, None, page_size=PAGE)
+    slots, kept = host.alloc(len(tokens)), states.alloc(2)
+    content, of_states = pages_of(host, slots), [flat_bytes(states, int(at)) for at in kept]
+    for first, end, at in ((0, 3, kept[:1]), (3, 7, kept[1:]), (7, 10, None)):
+        span = slice(first * PAGE, end * PAGE)
+        extra = [] if at is None else [PoolTransfer(PoolName.MAMBA, at, keys=[hashes[end - 1]])]
+        engine.write_storage(slots[span], tokens[span], hashes[first:end], extra_pools=extra)
+        done = engine.ack_backup_queue.get(timeout=WAIT_S)
+        assert done.completed_tokens == (end - first) * PAGE
+    fill(host, 3)
+    fill(states, 4)
+    into = states.alloc(1)
+    ask = PoolTransfer(
+        PoolName.MAMBA, into, keys=[hashes[-1]], hit_policy=PoolHitPolicy.TRAILING_PAGES
+    )
+    engine.prefetch(CacheRequestHandle("request", 0), tokens, None, extra_pools=[ask])
+    found = engine.prefetch_hit_queue.get(timeout=WAIT_S)
+    assert found.storage_hit_count == 7 * PAGE
+    assert found.query_pool_hit_pages == {PoolName.KV: 10, PoolName.MAMBA: 7}
+    assert found.pool_storage_result.restorable_prefix_pages == [3, 7]
+    host.free(slots)
+    found.host_indices = host.alloc(7 * PAGE)
+    engine.prefetch_buffer.put(found)
+    acks = []
+    while not (acks and acks[-1].completed_req):
+        acks.append(engine.ack_prefetch_queue.get(timeout=WAIT_S))
+    assert max(ack.completed_tokens or 0 for ack in acks) == 7 * PAGE
+    assert [ack.pool_hits[PoolName.MAMBA] for ack in acks if ack.pool_hits] == [1]
+    assert pages_of(host, found.host_indices) == content[:7]
+    assert flat_bytes(states, int(into[0])) == of_states[1]
     engine.detach_storage_backend()
 
 

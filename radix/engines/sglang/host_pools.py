@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 from radix.errors import LayoutMismatchError, UnsupportedError
 from radix.groups import Group
@@ -187,6 +188,8 @@ def _refuse(name: str, pool: Any) -> None:
             f"{where} has no memory: models whose pages are only numbers (DeepSeek V4) need "
             "HiCache's own file backend"
         )
+    if not isinstance(pool, HostKVCache):
+        raise UnsupportedError(f"{where} is not a pool whose pages lie where their index says")
 
 
 def _layout(pool: Any) -> str:
