@@ -1,7 +1,7 @@
-"""The engine's own cache controllers over our storage, on a CPU: made by its factory from the flags,
-with their prefetch, prefetch I/O, and backup threads. Prompts that they backed up are found again
-by them and by the next process, page for page and with their states; a detach gives the directory
-back.
+"""The engine's own cache controllers over our storage, on a CPU: made by its factory from the
+flags, with their prefetch, prefetch I/O, and backup threads. Prompts that they backed up are found
+again by them and by the next process, page for page and with their states; a detach gives the
+directory back.
 """
 
 from __future__ import annotations
