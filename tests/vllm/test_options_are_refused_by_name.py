@@ -156,7 +156,9 @@ def test_chunks_of_several_blocks_are_taken_only_where_none_of_them_can_be_gone(
 
 def test_chunks_of_several_blocks_of_unknown_groups_are_refused_at_start() -> None:
     config = config_of(cache=OffloadingCacheConfig(tokens_per_hash=32, blocks_per_chunk=2))
-    with pytest.raises(UnsupportedError, match=r"blocks_per_chunk above 1 over layer layers\.0\.attn"):
+    with pytest.raises(
+        UnsupportedError, match=r"blocks_per_chunk above 1 over layer layers\.0\.attn"
+    ):
         RadixOffloadingSpec(config).get_worker(caches_of([[(0, 64)]], [64], 4, seed=0))
 
 
