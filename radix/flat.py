@@ -18,8 +18,7 @@ Handles = npt.NDArray[np.uint64]
 class FlatCore:
     """The keys of one namespace.
 
-    Look: ``find``, ``slots``; for one key ``find_one``, ``slot_of``. Change: ``insert``, ``touch``,
-    ``drop``. Pin: ``lease``, ``release``.
+    Look: ``find``, ``slots``. Change: ``insert``, ``touch``, ``drop``. Pin: ``lease``, ``release``.
     Evict through the tree: the keys of all namespaces share its lists.
     """
 
@@ -28,21 +27,6 @@ class FlatCore:
             raise ValueError("tree must have opaque keys (check_ids=False)")
         self.tree = tree
         self.root = root
-        self._node = ffi.new("uint64_t[1]")
-        self._slot = ffi.new("int32_t[1]")
-
-    def find_one(self, key: bytes) -> int:
-        """The node of one key, 0 where it is not there; changes nothing. Cost: O(1)."""
-        if len(key) != self.tree.page_bytes:
-            raise ValueError(f"key must have {self.tree.page_bytes} bytes, not {len(key)}")
-        raise_status(lib.rdx_flat_find(self.tree.native, self.root, key, 1, self._node))
-        return int(self._node[0])
-
-    def slot_of(self, node: int, column: int) -> int:
-        """The slot of one node in a column, -1 where it has none. Cost: O(1)."""
-        self._node[0] = node
-        raise_status(lib.rdx_flat_slots(self.tree.native, self._node, 1, column, self._slot))
-        return int(self._slot[0])
 
     def _keys(self, keys: Keys) -> object:
         if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != self.tree.page_bytes:

@@ -54,8 +54,8 @@ _FLAT_LAYOUT = 1 << 31  # directories of the two never mix, nor do their namespa
 class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
-    Ask: ``has``, ``probe``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``. Pin, use:
-    ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that
+    Ask: ``has``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``.
+    Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that
     the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose: ``forget``,
     ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``, ``counters``, ``usage``,
     ``close``. Keys are (n, key_bytes) uint8; a set stands in the order of its prompt unless
@@ -103,6 +103,7 @@ class FlatStore(FlatAsking):
         self._events: list[Event] = []
         self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
+        self._probers = {}
         self.tree = TreeCore(
             self.key_bytes,
             groups=len(self.groups),

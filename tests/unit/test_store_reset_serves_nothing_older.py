@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radix.errors import CapacityError, TierUnavailableError
+from radix.errors import CapacityError, ClosedError, TierUnavailableError
 from radix.events import BlocksRemoved, BlocksStored, KeysDone
 from radix.groups import Group
+from radix.keys import Namespace
 from radix.ownership import Ownership
 from radix.store import FlatStore
 from tests.ticktier import TickTier, peek
@@ -251,6 +252,21 @@ def test_probe_answers_as_has_and_changes_and_counts_nothing() -> None:
     assert rig.store.has(keys(1, 2, 9)).tolist() == asked
     with pytest.raises(ValueError, match="key must have 8 bytes, not 3"):
         rig.store.probe(b"abc")
+
+
+def test_probe_finds_a_namespace_that_went_and_came_again() -> None:
+    rig = two_tiers()
+    space = Namespace("comes and goes")
+    ask = rig.store.prober(space)
+    assert ask(keys(1)[0].tobytes(), 0) == -1
+    for number in range(200):  # empty ones are let go
+        rig.store.has(keys(1), namespace=Namespace(f"n{number}"))
+    assert ask(keys(1)[0].tobytes(), 0) == -1
+    rig.bring(1, namespace=space)
+    assert ask(keys(1)[0].tobytes(), 0) == 0
+    rig.store.close()
+    with pytest.raises(ClosedError):
+        ask(keys(1)[0].tobytes(), 0)
 
 
 def test_forgotten_block_leaves_every_tier_and_the_copy_under_way_brings_it_nowhere() -> None:
