@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingParallelC
 
 from radix.engines.versions import require
 from radix.engines.vllm.facts import require_whole_chunks
+from radix.engines.vllm.geometry import Geometry, Published
 from radix.engines.vllm.options import ENGINE_KEYS, Options
 from radix.engines.vllm.spec import NEEDED, RadixOffloadingSpec
 from radix.errors import LayoutMismatchError, UnsupportedError
@@ -192,6 +193,26 @@ def test_each_data_parallel_replica_has_a_folder_of_its_own() -> None:
         spec = RadixOffloadingSpec(replace(config, parallel=parallel, extra_config=extra))
         folders.append(spec.directory())
     assert folders == [Path("/d"), Path("/d/dp-0"), Path("/d/dp-1")]
+
+
+@pytest.mark.parametrize("over_disk", [False, True])
+def test_what_the_engine_shows_of_the_configuration_is_declared(
+    tmp_path: Path, over_disk: bool
+) -> None:
+    config = config_of()
+    disk = {"directory": str(tmp_path), "disk_bytes": 256 << 20} if over_disk else {}
+    spec = RadixOffloadingSpec(replace(config, extra_config={**config.extra_config, **disk}))
+    told = Published(Geometry(1, 1, (0,), ((4096,),)), config.engine_id)
+    try:
+        offload = spec.get_manager()
+        try:
+            declared = spec.config_info_keys(spec.extra_config)
+            assert sorted(offload.config_info()) == sorted(declared)
+            assert set(declared) == {"host_limit_bytes", *(["disk_limit_bytes"] * over_disk)}
+        finally:
+            offload.shutdown()
+    finally:
+        told.close()
 
 
 def test_the_spec_refuses_what_the_options_refuse() -> None:

@@ -77,6 +77,12 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         """The metrics that the cache reports through the engine."""
         return dict(metrics.DEFINITIONS)
 
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
+        """The labels that :meth:`Offload.config_info` fills (from 0.33 on)."""
+        tiers = ("host", "disk") if extra_config.get("directory") is not None else ("host",)
+        return tuple(f"{tier}_limit_bytes" for tier in tiers)
+
     def get_manager(self) -> Offload:
         """The scheduler's side: the store over the tiers, and who answers for it. Waits for the
         workers' geometry.
