@@ -61,7 +61,8 @@ class Prober:
                 raise_status(_find(self._native, self._root, key, 1, node))
             if node[0]:
                 for number, tier, column in self._columns.get(group, ()):
-                    raise_status(_slots(self._native, node, 1, column, slot))
+                    if status := _slots(self._native, node, 1, column, slot):
+                        raise_status(status)
                     if slot[0] != NO_SLOT and tier.mode is not _OFF:
                         return number
             return -1

@@ -55,11 +55,11 @@ class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
     Ask: ``has``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``.
-    Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from rows that
-    the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose: ``forget``,
-    ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``, ``counters``, ``usage``,
-    ``close``. Keys are (n, key_bytes) uint8; a set stands in the order of its prompt unless
-    ``positions`` say otherwise. One thread at a time: a
+    Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from
+    rows that the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose:
+    ``forget``, ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``,
+    ``counters``, ``usage``, ``close``. Keys are (n, key_bytes) uint8; a set stands in the order of
+    its prompt unless ``positions`` say otherwise. One thread at a time: a
     call while another runs raises ``BusyError``.
     """
 
