@@ -187,6 +187,27 @@ def leave_windows(work: Work, transfers: Transfers, groups: Sequence[int]) -> bo
     return left
 
 
+def take_equal(work: Work, residency: Residency) -> bool:
+    """Blocks that its second lease pins behind the hit, because a group looks ahead, count instead
+    of equal ones of its own, which go; whether there were any. Nothing while a step is under way,
+    which may read them. Cost: those pages.
+    """
+    if not work.ahead or work.waiting:
+        return False
+    end, found = residency.tree.lease_end(work.at.root, work.ahead), False
+    for group, held in enumerate(work.held):
+        rule, first = held.rule, work.inserted
+        last = min(end.pages - rule.lookahead_pages, work.computed // rule.page_tokens)
+        if not rule.everywhere or last <= first:
+            continue
+        have = residency.blocks(end, group, 0, first, last - first)
+        twice = first + np.flatnonzero(held.own[first:last] & (have != NO_SLOT))
+        if len(twice):
+            residency.tiers[0].abort(group, held.slots[twice])
+            held.slots[twice], held.own[twice], found = have[twice - first], False, True
+    return found
+
+
 def _hold_from(work: Work, tree: TreeCore, group: int, first: int) -> None:
     """Of one group it pins what stands from page ``first`` on, and nothing before."""
     before, end = work.apart.pop(group, 0), tree.lease_end(work.at.root, work.ahead or work.lease)

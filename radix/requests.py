@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import Match
-from radix.admission import blocks_needed, check_fits, leave_windows, reserve_all
+from radix.admission import (
+    blocks_needed,
+    check_fits,
+    leave_windows,
+    reserve_all,
+    take_equal,
+)
 from radix.content import Prompt
 from radix.ending import Ending
 from radix.errors import CapacityError, InvariantError, RequestError
@@ -276,7 +282,12 @@ class Requests:
             if not held.rule.everywhere:
                 needed[group] = owned + counts[group]  # what fell behind was given back
         check_fits(self.residency, needed)
-        more = reserve_all(self.residency, counts)
+        try:
+            more = reserve_all(self.residency, counts)
+        except CapacityError:
+            if not take_equal(work, self.residency):
+                raise
+            more = reserve_all(self.residency, counts)
         for held, slots in zip(work.held, more, strict=True):
             old = len(held.slots)
             held.grow(pages)

@@ -17,23 +17,41 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from radix import Largest, PrefixCache, Waiter, Waiting, pool_sizes
 from radix.errors import CacheError
 from radix.groups import Group
 from radix.tier import Tier, Transfer
 from tests.mixes import mix
-from tiers.faults import Fault, FaultPlan, FaultyTier
+from tests.sim.strikes import Strikes, StruckTier
+from tiers.faults import Fault, FaultPlan
 from tiers.index import IndexTier
 from tiers.pools import all_of
 
 PATIENCE_TICKS = 400  # far more than any system needs without a request that makes progress
 MOST_TICKS = 4000
 KINDS = (
-    *("systems", "requests", "ticks", "bypassed", "stalled", "retracted", "shortened"),
-    *("hung", "faults"),
+    *("seeds", "operations", "requests", "ticks", "bypassed", "stalled", "retracted", "shortened"),
+    *("limited", "reset", "set_revision", "empty", "hung", "faults"),
 )
+_ENDING = ("store ending", "load ending")
+_STARTING = ("store starting", "load starting")
+_UNDER_WAY = ("store under way", "load under way")
+# kind of fault -> the states of a transfer in which it must have struck
+STRUCK = {
+    "refuse": ("reserve starting", *_STARTING),
+    "fail": _STARTING,
+    "lose": _ENDING,
+    "part": _ENDING,
+    "corrupt": ("load ending",),
+    "delay": _ENDING,
+    "hang": _UNDER_WAY,
+    "cancel": _UNDER_WAY,
+    "retract": _UNDER_WAY,
+    "reset": _UNDER_WAY,
+    "set_revision": _UNDER_WAY,
+}
 FAULTS = {
     "reserve": {Fault.REFUSE: 0.05},
     "store": {Fault.REFUSE: 0.08, Fault.FAIL: 0.06, Fault.PART: 0.06, Fault.LOSE: 0.03},
@@ -55,7 +73,7 @@ class HangingTier(IndexTier):
         self._hangs = hangs
         self._draw = random.Random(seed)
         self.stuck: dict[int, Transfer] = {}
-        self.hung = 0
+        self.hung: Counter[str] = Counter()
 
     def store(self, transfer: Transfer, upper: Tier) -> None:
         """Ends at the next poll, or hangs."""
@@ -73,7 +91,7 @@ class HangingTier(IndexTier):
         self._accept(transfer, upper, storing=storing)
         self._running[transfer.job] = transfer
         self.stuck[transfer.job] = transfer
-        self.hung += 1
+        self.hung[_UNDER_WAY[not storing]] += 1
         return True
 
     def cancel(self, job: int) -> None:
@@ -85,12 +103,15 @@ class HangingTier(IndexTier):
 
 @dataclass(frozen=True)
 class Plan:
-    """One request: when it comes, its prompt, how many tokens it samples, what it reserves."""
+    """One request: when it comes, its prompt, how many tokens it samples, what it reserves, and how
+    many of its tokens may be kept.
+    """
 
     arrives: int
     prompt: tuple[int, ...]
     sampled: int
     reserved: int
+    limit: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -113,6 +134,7 @@ class System:
     bypass: int
     write: str
     plans: tuple[Plan, ...]
+    epochs: tuple[tuple[int, str], ...] = ()  # ticks, and what is gone then
 
     @classmethod
     def draw(cls, seed: int) -> System:
@@ -128,6 +150,17 @@ class System:
             reserved = rng.choice((0, 0, sampled, rng.randint(0, sampled)))
             plans.append(Plan(rng.randint(0, 6), tuple(prompt), sampled, reserved))
         plans.sort(key=lambda plan: plan.arrives)
+        epochs: tuple[tuple[int, str], ...] = ()
+        if seed % 11 > 7:  # drawn apart: the other systems are as they were
+            more = random.Random(f"epochs {seed}")
+            plans = [
+                replace(plan, limit=more.choice((None, more.randint(0, plan.tokens))))
+                for plan in plans
+            ]
+            kinds = ("reset", "set_revision", "empty", "empty", "empty")
+            epochs = tuple(
+                (more.randint(1, 30), more.choice(kinds)) for _ in range(more.randint(0, 8))
+            )
         needed = pool_sizes(groups, page, Largest(max(p.tokens for p in plans), step))
         # often exactly what the largest one needs, alone: pools of 8 to 32 blocks where they may be
         spare = rng.choice((0, 0, 1, 3, 8))
@@ -146,6 +179,7 @@ class System:
             bypass=rng.choice((0, 1, 3)),
             write=rng.choice((writes, writes, "none")),
             plans=tuple(plans),
+            epochs=epochs,
         )
 
 
@@ -169,8 +203,10 @@ class Engine:
                 zip(system.below, ("host", "deep"), strict=False)
             )
         ]
+        self.epochs = list(system.epochs)
+        self.strikes = Strikes()
         self.faulty = [
-            FaultyTier(
+            StruckTier(
                 tier,
                 FaultPlan(
                     rates=FAULTS if system.faults else {},
@@ -178,6 +214,7 @@ class Engine:
                     delay_polls=2,
                     reorder=True,
                 ),
+                self.strikes,
             )
             for number, tier in enumerate(self.tiers)
         ]
@@ -215,10 +252,12 @@ class Engine:
             ) from error
         finally:
             self.cache.close()
-        self.counts.update(systems=1, requests=len(self.system.plans), ticks=self.tick)
+        self.counts.update(seeds=1, requests=len(self.system.plans), ticks=self.tick)
         shorter = self.cache.metrics.get("admit", "hit shortened")
         self.counts["shortened"] += shorter
-        self.counts["hung"] += sum(tier.hung for tier in self.tiers)
+        self.counts["hung"] += sum(tier.hung.total() for tier in self.tiers)
+        for tier in self.tiers:
+            self.strikes.update({("hang", state): count for state, count in tier.hung.items()})
         self.counts["faults"] += sum(sum(tier.shown.values()) for tier in self.faulty)
         return self.counts
 
@@ -231,17 +270,47 @@ class Engine:
         ]
         return f"{queue=} {running=} {self.system}"
 
+    def _struck(self, kind: str, owner: int | None = None) -> None:
+        """Counts the transfers under way (of one request) as struck."""
+        for number, job in self.cache.transfers.jobs.items():
+            for tier in self.faulty if owner is None or job.owner == owner else ():
+                if (state := tier.state_of(number)) is not None:
+                    self.strikes[kind, state] += 1
+
     def _submit(self, plan: Plan) -> None:
+        self.counts["operations"] += 1
+        self.counts["limited"] += plan.limit is not None
         waiter = self.waiting.submit(
             list(plan.prompt),
             most_tokens=plan.tokens,
             new_tokens=plan.reserved,
             chunk_tokens=self.system.step,
+            cacheable_upto=plan.limit,
         )
         self.plans[waiter] = plan
         self.progress = self.tick
 
+    def _begin_epochs(self) -> None:
+        """What is due happens while something loads, if that comes soon."""
+        loads = any(not job.storing for job in self.cache.transfers.jobs.values())
+        for epoch in list(self.epochs):
+            at, kind = epoch
+            if at > self.tick or (kind != "empty" and not loads and self.tick < at + 12):
+                continue
+            self.epochs.remove(epoch)
+            self._struck(kind)
+            self.counts[kind] += 1
+            if kind == "reset":
+                self.cache.reset()
+            elif kind == "set_revision":
+                self.cache.set_revision(f"of tick {self.tick}")
+            else:  # what is hit later comes from below
+                for group in range(len(self.cache.groups)):
+                    self.cache.evict(group, 32)
+
     def _turn(self) -> None:
+        self._begin_epochs()
+        self.counts["operations"] += 1
         turn = self.waiting.tick()
         assert not turn.refused, "what fits alone was refused"
         assert turn.retract not in self.waiting.running()[:1], "the oldest gives way (R7)"
@@ -275,11 +344,13 @@ class Engine:
         if waiter.request is None or waiter not in self.waiting.running():
             return
         self.counts["retracted"] += 1
+        self._struck("retract", waiter.request._work.hop)
         self.trace.append(f"{self.tick} retracts {waiter.age}")
         self.waiting.retract(waiter, fence=self._fence())
 
     def _step(self, waiter: Waiter) -> None:
         """One step of one request: a piece of its prompt, or the token sampled before."""
+        self.counts["operations"] += 1
         request, plan = waiter.request, self.plans[waiter]
         assert request is not None
         told = self.told.setdefault(waiter, request.hit_tokens)
@@ -336,30 +407,41 @@ def serve(seed: int) -> Counter[str]:
     return Engine(System.draw(seed)).run()
 
 
-def _try(seed: int) -> tuple[Counter[str], str]:
+def _try(seed: int) -> tuple[Counter[str], Strikes, str]:
+    engine = Engine(System.draw(seed))
     try:
-        return serve(seed), ""
+        return engine.run(), engine.strikes, ""
     except AssertionError as error:
-        return Counter(systems=1), str(error)
+        return Counter(seeds=1), engine.strikes, str(error)
 
 
-def campaign(first: int, systems: int, workers: int = 1) -> tuple[Counter[str], list[str]]:
-    """So many systems from a seed on: what happened, and what was violated."""
-    total = Counter(dict.fromkeys(KINDS, 0))
+def campaign(first: int, systems: int, workers: int = 1) -> tuple[Counter[str], Strikes, list[str]]:
+    """So many systems from a seed on: what happened, what struck whom, and what was violated."""
+    total, strikes = Counter(dict.fromkeys(KINDS, 0)), Strikes()
     broken: list[str] = []
     seeds = range(first, first + systems)
 
     with ExitStack() as stack:
-        each: Iterable[tuple[Counter[str], str]] = map(_try, seeds)
+        each: Iterable[tuple[Counter[str], Strikes, str]] = map(_try, seeds)
         if workers > 1:
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(workers))
             each = pool.imap_unordered(_try, seeds, chunksize=50)
-        for counts, fault in each:
+        for counts, struck, fault in each:
             total.update(counts)
+            strikes.update(struck)
             if fault:
                 broken.append(fault)
                 print(fault, file=sys.stderr)
-    return total, broken
+    return total, strikes, broken
+
+
+def table(strikes: Strikes) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """How often each kind of fault struck in each state, and what never did."""
+    found = {
+        kind: {state: strikes[kind, state] for state in states} for kind, states in STRUCK.items()
+    }
+    never = [f"{k}: {state}" for k, states in found.items() for state, n in states.items() if not n]
+    return found, never
 
 
 def main() -> int:
@@ -369,10 +451,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    total, broken = campaign(asked.first, asked.systems, asked.workers)
-    line = {**total, "first_seed": asked.first, "violations": len(broken)}
+    total, strikes, broken = campaign(asked.first, asked.systems, asked.workers)
+    struck, never = table(strikes)
+    line = {
+        **total,
+        "first_seed": asked.first,
+        "struck": struck,
+        "never": never,
+        "violations": len(broken),
+    }
     print(json.dumps(line))
-    return 1 if broken else 0
+    return 1 if broken or never else 0
 
 
 if __name__ == "__main__":
