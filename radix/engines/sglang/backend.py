@@ -345,7 +345,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         if there:
             table.give(numbers[:there])
         if first + there < last:
-            table.put(numbers[there:], row[(first + there) * page : last * page])
+            table.put(numbers[there:], row[(first + there) * page : last * page : page])
         return there
 
     def _tell_stored(
