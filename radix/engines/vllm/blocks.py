@@ -55,11 +55,7 @@ class Blocks:
         end = context.get_offload_key_position(key)
         return end is not None and end % self.chunk_tokens[group] == 0
 
-    def tier_of(self, name: bytes, group: int) -> int:
-        """The first readable tier that has a block, -1 where none; changes nothing."""
-        return self.store.probe(name, group, namespace=self.space)
-
-    def lease(self, names: Keys, positions: Pages) -> FlatLease:
+    def lease(self, names: Keys, positions: Pages | None) -> FlatLease:
         """Pins blocks in every tier."""
         return self.store.lease(names, namespace=self.space, positions=positions)
 

@@ -149,7 +149,8 @@ class Ledger:
         self._fenced += dict.fromkeys(self.filling.values())
         for readings in self._readings.values():
             self._fenced += readings
-        self.filling, self._readings = {}, {}
+        self.filling.clear()
+        self._readings = {}
         self._steps = DRAIN_STEPS
 
     def step(self) -> None:

@@ -48,6 +48,7 @@ from radix.tier import TierMode
 
 _LOG = logging.getLogger(__name__)
 _HIT, _MISS, _PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
+_ANY_TIER = TierFilter.ALL
 _MOST_OF_HOST = 0.5  # what one offer may take of the host tier; the rest of it is left out
 
 
@@ -79,7 +80,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             group_id.to_bytes(GROUP_BYTES, "big"): number
             for number, group_id in enumerate(geometry.group_ids)
         }
-        self._pins = Pins(self._blocks)
+        self._pins = Pins(self._blocks, geometry.group_ids)
         self._promotions = Promotions(self._blocks, self.lives, self.metrics)
         self._ledger = Ledger(self._blocks, self.lives, self.metrics)
         self._canary = Canary(
@@ -92,6 +93,8 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._stream = Stream(self._blocks, geometry.group_ids, self.metrics)
         self._tells = bool(config.enable_kv_cache_events)
         self._report = Report(self.metrics, store.metrics)
+        self._filling = self._ledger.filling
+        self._ask: Callable[[bytes, int], int] = store.probe  # of a namespace, once there is one
         self._answers: dict[bytes, Any] = {}  # of this step, where they hold for every request
         self._asked: set[Life] = set()  # who looked in this step, of those that wait
         self._seen = self._made_room = False  # whether this step polled, before answers and stores
@@ -105,6 +108,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         if self._namespace is not None:
             self._blocks.space = self._namespace()
             self._namespace = None
+            self._ask = self.store.prober(self._blocks.space)
         self.lives.of(req_context)
         return RequestOffloadingContext()
 
@@ -120,52 +124,55 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         (HIT_PENDING: it ends), or neither (MISS). Cost: O(1), a few microseconds.
         """
         answer = self._answers.get(key)
-        if answer is None or req_context.load_tier_filter is not TierFilter.ALL:
+        if answer is None or req_context.load_tier_filter is not _ANY_TIER:
             return self._look(key, req_context)
         return answer
 
     def _look(self, key: bytes, context: Any) -> Any:
-        if self._off or self._namespace is not None:
+        if not self._seen and not self._first():
             return _MISS
-        if not self._seen:
-            self._seen = True
-            self._poll()
         name, group = key[:-GROUP_BYTES], self._numbers.get(key[-GROUP_BYTES:], -1)
         if len(name) != KEY_BYTES or group < 0:
             name, group = self._rename(key)
         if self._promotions.waiting:
             self._asked.add(self.lives.of(context))
-        filling = self._ledger.filling.get(key)
+        filling = self._filling.get(key)
         if filling is not None and filling.places[key][0] >= 0:
             return _PENDING if self._allows(context, HOST) else _MISS
-        tier = self._blocks.tier_of(name, group)
+        tier = self._ask(name, group)
         if tier < 0:
-            self._pins.missed(name, group)
+            self._pins.misses.append(name + key[-GROUP_BYTES:])
             self._answers[key] = _MISS
             return _MISS
-        if context.load_tier_filter is not TierFilter.ALL:
+        if context.load_tier_filter is not _ANY_TIER:
             tier = self._allowed_tier(name, group, context)
             if tier < 0:
                 self.metrics.add(("missed", "tier filter"))
                 return _MISS
-        return self._found(key, name, group, tier, context)
+        if self._canary.share:
+            life = self.lives.of(context)
+            if self._canary.refuses(life, key, group, context):
+                if tier > HOST:  # brought up, to be compared there
+                    self._promote(key, name, group, context)
+                return _MISS
+        if tier > HOST:
+            return _PENDING if self._promote(key, name, group, context) else _MISS
+        if key not in self._answers:
+            self._pins.hits.append(name + key[-GROUP_BYTES:])
+            self._answers[key] = _HIT
+        return _HIT
 
-    def _found(self, key: bytes, name: bytes, group: int, tier: int, context: Any) -> Any:
-        """The answer for a block that a tier has."""
+    def _first(self) -> bool:
+        """The first answer of a step: takes what has ended below. Whether there is a cache."""
+        if self._off or self._namespace is not None:
+            return False
+        self._seen = True
+        self._poll()
+        return True
+
+    def _promote(self, key: bytes, name: bytes, group: int, context: Any) -> bool:
         position = self._blocks.position(key, group, context)
-        if self._canary.share and self._canary.refuses(
-            life := self.lives.of(context), key, group, context
-        ):
-            if tier > HOST:  # brought up, to be compared there
-                self._promotions.ask(life, key, name, group, position)
-            return _MISS
-        if tier == HOST:
-            if key not in self._answers:
-                self._pins.hit(name, group, position)
-                self._answers[key] = _HIT
-            return _HIT
-        life = self.lives.of(context)
-        return _PENDING if self._promotions.ask(life, key, name, group, position) else _MISS
+        return self._promotions.ask(self.lives.of(context), key, name, group, position)
 
     def _rename(self, key: bytes) -> tuple[bytes, int]:
         """Name and group of a key whose hash is not ours as it stands; raises for a foreign
@@ -244,8 +251,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         if not self._made_room:
             self._made_room = True
             self._poll()
-        filling = self._ledger.filling
-        offered = [key for key in keys if key not in filling]
+        offered = [key for key in keys if key not in self._filling]
         if not offered or self._off or life.finished or self._namespace is not None:
             return PrepareStoreOutput([], Slots([], []), [])
         self._pins.hold()
@@ -378,7 +384,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         try:
             self.store.reset()
         except TierError as error:
-            self._off = True
+            self._off, self._seen = True, False
             _LOG.error(
                 "the cache is switched off: a reset could not be made durable (%s); remove the "
                 "directory, or give another revision, before the next start",

@@ -5,58 +5,55 @@ something could go, so that a step in which nothing does costs one count and one
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from radix.engines.vllm.blocks import Blocks, joined
+import numpy as np
+import numpy.typing as npt
+
+from radix.engines.vllm.blocks import Blocks
+from radix.engines.vllm.identity import GROUP_BYTES
 from radix.keysets import FlatLease
+from radix.tier import Keys
 
 
 class Pins:
-    """Answer: ``hit``, ``missed``. Before anything that evicts: ``hold``. A step ends: ``end``."""
+    """Answered in this step, each key once: ``hits``, ``misses``; keys as the engine's, their
+    hashes as the store knows them. Before anything that evicts: ``hold``. A step ends: ``end``.
+    """
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, group_ids: Sequence[int]) -> None:
         self._blocks = blocks
-        self._groups: list[int] = []
-        self._names: list[bytes] = []
-        self._positions: list[int] = []
-        self._held = 0  # of these, how many leases cover
+        self._ids = np.array(group_ids, ">u4")
+        self.hits: list[bytes] = []
+        self.misses: list[bytes] = []
+        self._held = 0  # of the hits, how many leases cover
         self._leases: list[FlatLease] = []
-        self._absent: dict[int, list[bytes]] = {}
 
-    def hit(self, name: bytes, group: int, position: int) -> None:
-        """A block was answered as a hit, for the first time in this step. Cost: O(1)."""
-        self._groups.append(group)
-        self._names.append(name)
-        self._positions.append(position)
-
-    def missed(self, name: bytes, group: int) -> None:
-        """No tier has a block that was asked for. Cost: O(1)."""
-        self._absent.setdefault(group, []).append(name)
+    def _read(self, keys: list[bytes]) -> tuple[Keys, npt.NDArray[np.uint32]]:
+        """Names, and the engine's number of the group of each."""
+        width = self._blocks.store.key_bytes
+        raw = np.frombuffer(bytearray(b"".join(keys)), np.uint8).reshape(-1, width + GROUP_BYTES)
+        ends = np.ascontiguousarray(raw[:, width:]).view(">u4").ravel()
+        return np.ascontiguousarray(raw[:, :width]), ends
 
     def hold(self) -> None:
         """Nothing that was answered as a hit can go now. Cost: what is not held yet."""
         first = self._held
-        if first == len(self._names):
+        if first == len(self.hits):
             return
-        self._held = len(self._names)
-        names = joined(self._names[first:], self._blocks.store.key_bytes)
-        self._leases.append(self._blocks.lease(names, np.array(self._positions[first:], np.int64)))
+        self._held = len(self.hits)
+        names, _ = self._read(self.hits[first:])
+        self._leases.append(self._blocks.lease(names, None))
 
     def end(self) -> None:
         """The step ends: answers are counted, hits are the most recently used. Cost: them."""
-        store = self._blocks.store
-        groups = np.array(self._groups, np.int16)
-        for group in sorted(set(self._groups) | set(self._absent)):
-            rows = np.flatnonzero(groups == group)
-            places = [self._positions[row] for row in rows.tolist()]
-            absent = self._absent.get(group, [])
-            names = [self._names[row] for row in rows.tolist()] + absent
-            store.has(
-                joined(names, store.key_bytes),
-                group,
-                namespace=self._blocks.space,
-                positions=np.array(places + [-1] * len(absent), np.int64),
-            )
+        store, space = self._blocks.store, self._blocks.space
+        if self.hits or self.misses:
+            names, ends = self._read(self.hits + self.misses)
+            for group, number in enumerate(self._ids):
+                rows = ends == number
+                if rows.any():
+                    store.has(names[rows], group, namespace=space)
         self.drop()
 
     def drop(self) -> None:
@@ -64,5 +61,6 @@ class Pins:
         leases, self._leases = self._leases, []
         for lease in leases:
             lease.release()
-        self._groups, self._names, self._positions, self._held = [], [], [], 0
-        self._absent = {}
+        self.hits.clear()
+        self.misses.clear()
+        self._held = 0
