@@ -9,6 +9,7 @@ from array import array
 
 import numpy as np
 import pytest
+from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
@@ -30,6 +31,24 @@ def test_branches_of_one_weight_go_by_their_earliest_request() -> None:
 
 def test_no_request_gives_no_order() -> None:
     assert by_weight([]) == []
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "lof", "hrrn", "shortest-prefill-first"])
+def test_sglangs_schedule_policy_sorts_a_queue_alike_over_either_cache(policy: str) -> None:
+    rng = random.Random(3)
+    prompts = [[0] * 8 + [rng.randrange(3) for _ in range(12)] for _ in range(10)]
+    sorted_queues = []
+    for kind in (RadixBackend, RadixCache):
+        scheduler = Scheduler(kind, 4, 256)
+        for prompt in prompts[:5]:
+            run = scheduler.start(scheduler.request(prompt))
+            assert run is not None
+            scheduler.finish(run)
+        queue = [scheduler.request(prompt + [9] * number) for number, prompt in enumerate(prompts)]
+        SchedulePolicy(policy, scheduler.cache, False, False, False).calc_priority(queue)
+        sorted_queues.append([(req.rid, req.num_matched_prefix_tokens) for req in queue])
+    assert sorted_queues[0] == sorted_queues[1]
+    assert policy in ("fcfs", "lof") or any(found for _, found in sorted_queues[0])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -239,6 +239,15 @@ def test_a_prefix_that_is_touched_outlives_one_that_is_not() -> None:
     assert (match(scheduler, [1] * 10)[0], match(scheduler, [2] * 10)[0]) == (10, 0)
 
 
+def test_a_prefix_that_a_waiting_request_was_matched_with_outlives_what_came_later() -> None:
+    scheduler = Scheduler(RadixBackend, 1, 64)
+    for token in (1, 2):
+        scheduler.finish(started(scheduler, [token] * 10))
+    assert match(scheduler, [1] * 6)[0] == 6
+    scheduler.evict(14)
+    assert (match(scheduler, [1] * 10)[0], match(scheduler, [2] * 10)[0]) == (6, 0)
+
+
 def test_tokens_that_stand_for_an_image_keep_all_their_bits() -> None:
     scheduler = Scheduler(RadixBackend, 1, 64)
     image = (1 << 62) + 5

@@ -151,10 +151,13 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
 
     # ------------------------------------------------------------ finding
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """How many of the key's tokens are there, in whole pages, and where that ends. Changes
-        nothing. Cost: the tokens compared.
+        """How many of the key's tokens are there, in whole pages, and where that ends. They become
+        the most recently used: SGLang matches what waits at every step, and counts on that to keep
+        it. Cost: the tokens compared.
         """
         place = self._find(params.key)
+        if place.cursor.pages:
+            self._tree.touch(place.cursor)
         return MatchResult(place.cursor.pages * self.page_size, place, place, place)
 
     def touch_prefix(self, key: RadixKey) -> None:
