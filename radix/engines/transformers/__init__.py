@@ -6,6 +6,14 @@ from where it parts.
 tiers can be sized before they are made.
 """
 
-from radix.engines.transformers.generator import PrefixGenerator, Restored, groups_of
+from radix.engines.versions import TESTED, installed
+
+try:
+    from radix.engines.transformers.generator import PrefixGenerator, Restored, groups_of
+except ImportError as error:
+    raise ImportError(
+        f"transformers {installed('transformers')}: {error}; the adapter was run with transformers "
+        f"{', '.join(TESTED['transformers'])}: install one of these, with torch"
+    ) from error
 
 __all__ = ["PrefixGenerator", "Restored", "groups_of"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from radix.engines.versions import require
@@ -25,6 +25,10 @@ _NEEDED: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     DynamicSlidingWindowLayer: {"activate_past_recording": (), "crop": ("tokens_to_remove",)},
     LinearAttentionLayer: {"lazy_initialization": ("conv_states", "recurrent_states", "state_idx")},
     PreTrainedModel: {"can_generate": ()},
+    GenerationMixin: {
+        "_supports_default_dynamic_cache": (),
+        "generate": ("stopping_criteria", "generation_config", "past_key_values"),
+    },
 }
 
 

@@ -218,6 +218,19 @@ def test_a_model_that_goes_on_in_another_cache_is_not_recorded(tmp_path: Path) -
         assert cached.restore(ids).tokens == 0
 
 
+def test_prompts_shorter_than_a_page_are_answered(tmp_path: Path) -> None:
+    """A token is left to compute, whatever is cached."""
+    for name in ("Llama", "Gemma3", "Qwen3-Next"):
+        model = model_of(name)
+        with opened(model, tmp_path / name) as cached:
+            for count in (1, 2, 15, 16, 17):
+                ids = _ids(13, count)
+                expected = cold(model, ids, 3).tolist()
+                for _ in range(2):
+                    found = cached.generate(ids, max_new_tokens=3, do_sample=False)
+                    assert found.tolist() == expected, (name, count)
+
+
 def test_prompts_are_taken_as_lists_arrays_and_tensors(tmp_path: Path) -> None:
     """One sequence, with or without the batch dimension; a tokenizer's mask of ones too."""
     model, ids = model_of("Llama"), _ids(10, 30)

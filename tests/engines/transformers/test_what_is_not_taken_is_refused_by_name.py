@@ -4,7 +4,9 @@ boundary, with what was wrong and what to change; the cache goes on.
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,17 @@ def test_an_engine_without_what_is_called_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(terms, "_NEEDED", needed)
     with pytest.raises(UnsupportedError, match=r"DynamicLayer\.rewind is not there.*5\.23\.0"):
         groups_of(model_of("Llama"))
+
+
+def test_an_engine_without_a_cache_class_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At import, where older releases lack the layers."""
+    for name in [each for each in sys.modules if each.startswith("radix.engines.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(hf.cache_utils, "LinearAttentionLayer")
+    with pytest.raises(ImportError, match=r"LinearAttentionLayer.*was run with .* 5\.23\.0"):
+        importlib.import_module("radix.engines.transformers")
 
 
 def test_models_that_are_none_of_ours_are_refused() -> None:
