@@ -22,6 +22,7 @@ from radix.flatresidency import FlatMove, FlatResidency
 from radix.jobs import Job, Jobs, Key, Place
 from radix.keysets import Fetch, FetchState, Mask, deepest_first, first_of_each, names_of
 from radix.plan import Cursor, Pages
+from radix.policy.limits import Limits
 from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
@@ -45,8 +46,9 @@ class FlatTransfers(Jobs[FlatMove]):
         borrowed: Tier | None,
         events: list[Event],
         writes: bool = True,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(residency, clock, media, borrowed, events)
+        super().__init__(residency, clock, media, borrowed, events, limits)
         self.residency = residency
         self.tree = residency.tree
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
@@ -125,7 +127,11 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def idle(self) -> bool:
         """Whether nothing is under way that a completion could take further."""
-        return not (self.jobs or self._waiting)
+        return not (self._waiting or self._moving())
+
+    def _moving(self) -> bool:
+        """Whether something is under way that somebody waits for; what is late may never end."""
+        return any(not job.late for job in self.jobs.values())
 
     # ------------------------------------------------------------ down
     def offer(self, number: int, offer: Offer) -> None:
@@ -323,7 +329,9 @@ class FlatTransfers(Jobs[FlatMove]):
                 self._settle_keys(climb, index[others < 0])  # the caller brings it itself
                 waits = waits or bool((others > 0).any())
                 index = index[others == 0]
-            if len(index):
+            if len(index) and self.crowded(tier, self.limits.loads, storing=False):
+                waits = True
+            elif len(index):
                 self._up(climb, tier, index)
         if not waits and climb.number not in self.outstanding:
             self._settle_keys(climb, np.flatnonzero(~climb.settled))
@@ -381,6 +389,9 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def _loaded(self, job: Job[FlatMove], done: TransferDone) -> None:
         move, good = job.move, done.good
+        if job.late:  # nobody waits; what came is there for others
+            self.residency.fasten(move, move.target, good, job.upper_slots)
+            return
         climb, index = self._loads.pop(job.number)
         climb.busy[index] = False
         if not good.all():
@@ -424,6 +435,11 @@ class FlatTransfers(Jobs[FlatMove]):
         self._stores.pop(job.number, None)
         if not job.storing:
             self.cancel(job)
+            self._give_up(job)
+
+    def _give_up(self, job: Job[FlatMove]) -> None:
+        """Who waits for a load waits no more."""
+        if job.number in self._loads:
             climb, index = self._loads.pop(job.number)
             climb.busy[index] = False
             self._settle_keys(climb, index)
@@ -452,12 +468,16 @@ class FlatTransfers(Jobs[FlatMove]):
     def run(self) -> None:
         """Takes every acknowledgement, and further what waited for it. Cost: what ended."""
         self.poll(self._ended)
+        for late in self.expire().values():
+            self._moved = True
+            for job in late:
+                self._give_up(job)
         for _ in range(len(self._waiting)):
             again = self._store(self._waiting.popleft())
             if again is not None:
                 self._waiting.appendleft(again)
                 break
-        if not self.jobs:  # nothing is under way that could make room in a queue
+        if not self._moving():  # nothing is under way that could make room in a queue
             while self._waiting:
                 self._decline(self._waiting.popleft())
         moved, self._moved = self._moved, False

@@ -320,6 +320,25 @@ class Jobs(ABC, Generic[M]):
         self.outstanding[NOBODY] = self.outstanding.get(NOBODY, 0) + 1
         self._landed(self._place(job.move), job.keys, job.number)
 
+    def expire(self) -> dict[int, list[Job[M]]]:
+        """Gives up loads whose deadline has passed: by owner that he had. They go on owning what
+        they write until they end, if ever; slots that the engine lent stay on loan.
+        """
+        bound, now = self.limits.load_deadline, self.now()
+        if bound.endless:
+            return {}
+        given_up: dict[int, list[Job[M]]] = {}
+        for job in self.jobs.values():
+            if job.storing or job.cancelled or not bound.over(job.since, now):
+                continue
+            self.cancel(job)
+            self.count("late", job.move.source, job.move.group, job.move.blocks, "load")
+            self.breakers.ended(job.move.source, storing=False, good=False)
+            if job.move.target >= 0:
+                given_up.setdefault(job.owner, []).append(job)
+                self.disown(job)
+        return given_up
+
     def _settle(self, owner: int) -> None:
         left = self.outstanding.pop(owner) - 1
         if left:

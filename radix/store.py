@@ -40,6 +40,7 @@ from radix.metrics import Metrics
 from radix.namespaces import Namespaces
 from radix.ownership import Ownership
 from radix.policy.eviction import check_policy
+from radix.policy.limits import Limits, check_writes
 from radix.reservations import Reservations
 from radix.tier import Restored, Slots, Tier, TierMode, Urgency
 from radix.tree import TreeCore
@@ -75,15 +76,18 @@ class FlatStore(FlatAsking):
         events: bool = False,
         clock: Callable[[], int] = lambda: 0,
         seed: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
         ``tiers``: fastest first; they are the store's from now on and closed with it. With
         ``Ownership.BORROWED`` the first is memory of the engine's, whose rows ``store`` and
         ``load`` name; numbers of tiers count from the one behind it. ``events``: keep the stream
-        of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events alone. Raises
-        ``ValueError`` or ``TypeError`` for a bad argument, ``TierError`` for a tier that does not
-        open; nothing stays open then.
+        of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events and limits.
+        ``limits``: of these ``stores``, ``loads``, ``breaker`` and ``load_deadline`` count, the
+        last for what comes into a tier (rows that the engine lent are its own once a load into
+        them has ended). Raises ``ValueError`` or ``TypeError`` for a bad argument, ``TierError``
+        for a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
         media = tiers_of(tiers)
@@ -95,6 +99,7 @@ class FlatStore(FlatAsking):
         check_policy(policy)
         if write not in WRITE_POLICIES:
             raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
+        bounds = check_writes(write, limits)
         persistent = [tier.name for tier in media if tier.capability.persistent]
         self.key_bytes = width_of(key_bytes, persistent)
         self.tiers = media[1:] if lent else media
@@ -126,6 +131,7 @@ class FlatStore(FlatAsking):
             media[0] if lent else None,
             self._events,
             write != "none",
+            bounds,
         )
         self._reservations = Reservations(self.residency, self.transfers)
         self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)

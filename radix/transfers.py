@@ -284,28 +284,6 @@ class Transfers(Jobs[Move]):
             and slot in (job.upper_slots if job.storing else job.lower_slots)
         }
 
-    def expire(self) -> dict[int, list[Job]]:
-        """Loads whose deadline has passed are given up: by owner that he had. They go on
-        owning what they write until they end, if ever; slots that the engine lent stay on loan.
-        """
-        bound, now = self.limits.load_deadline, self.now()
-        if bound.endless:
-            return {}
-        late = [
-            job
-            for job in self.jobs.values()
-            if not (job.storing or job.cancelled) and bound.over(job.since, now)
-        ]
-        given_up: dict[int, list[Job]] = {}
-        for job in late:
-            self.cancel(job)
-            self.count("late", job.move.source, job.move.group, job.move.blocks, "load")
-            self.breakers.ended(job.move.source, storing=False, good=False)
-            if job.move.target >= 0:
-                given_up.setdefault(job.owner, []).append(job)
-                self.disown(job)
-        return given_up
-
     def draining(self, tier: int) -> bool:
         """Whether copies out of a tier are under way, at the end of which blocks may go."""
         return any(job.storing and job.move.source == tier for job in self.jobs.values())

@@ -24,6 +24,7 @@ from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Reservation
 from radix.ownership import Ownership
+from radix.policy.limits import Breaker, Limits, Patience
 from radix.store import FlatStore
 from radix.tier import Tier, TierMode, Transfer
 from tests.oracle import expand
@@ -92,8 +93,21 @@ class Machine(RuleBasedStateMachine):
 
     ownership = Ownership.OWNED
 
-    @initialize(seed=pick, delay=st.integers(0, 3), blocks=st.tuples(*[st.integers(8, 16)] * 2))
-    def build(self, seed: int, delay: int, blocks: tuple[int, int]) -> None:
+    @initialize(
+        seed=pick,
+        delay=st.integers(0, 3),
+        blocks=st.tuples(*[st.integers(8, 16)] * 2),
+        patience=st.sampled_from((None, 0, 1, 2)),
+        most=st.sampled_from((None, None, 1)),
+    )
+    def build(
+        self,
+        seed: int,
+        delay: int,
+        blocks: tuple[int, int],
+        patience: int | None,
+        most: int | None,
+    ) -> None:
         self.rows = np.zeros((ROWS, BLOCK), np.uint8)
         self.lower = [
             FaultyTier(
@@ -107,6 +121,12 @@ class Machine(RuleBasedStateMachine):
             [AdoptedTier([[self.rows]], "rows"), *self.lower],
             key_bytes=WIDTH,
             ownership=self.ownership,
+            limits=Limits(
+                load_deadline=Patience(polls=patience),
+                stores=most,
+                loads=most,
+                breaker=Breaker(0),
+            ),
         )
         self.leases: list[FlatLease] = []
         self.asked: dict[int, tuple[int, list[int], list[int]]] = {}
