@@ -249,8 +249,9 @@ class RankWorker:
     def step(self, orders: Orders, wait_s: float = 0.001) -> Values:
         """Does what is ordered and gives this rank's numbers, for the minimum over all ranks.
 
-        ``wait_s``: so long it waits for something to end where nothing has. Raises ``TierError``
-        for a copy inside the device that fails. Cost: the orders, and the jobs outstanding.
+        ``wait_s``: so long it waits for something to end where nothing has. Orders whose answer was
+        lost come once more: what was begun is not begun again. Raises ``TierError`` for a copy
+        inside the device that fails. Cost: the orders, and the jobs outstanding.
         """
         for number in orders.over:
             self._forget(number)
@@ -262,7 +263,7 @@ class RankWorker:
         for what in orders.begin:
             if isinstance(what, Copy):
                 self._device.clone(what.group, what.sources, what.targets)
-            else:
+            elif what.transfer.job not in self._moves:
                 self._moves[what.transfer.job] = what
                 self._start(what.transfer.job)
         self._collect()
@@ -273,7 +274,8 @@ class RankWorker:
         return np.concatenate([np.empty(0, np.int64), *rows])
 
     def _forget(self, number: int) -> None:
-        del self._moves[number], self._reports[number], self._mine[number]
+        for known in (self._moves, self._reports, self._mine):
+            known.pop(number, None)
 
     def _skip(self, number: int) -> None:
         if number in self._held:
