@@ -11,14 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import Gemma3TextConfig, LlamaConfig
 from vllm.v1.kv_offload.base import Locality, Medium, TierFilter, TierMatcher
+from vllm.v1.kv_offload.config import OffloadingCacheConfig
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from radix.engines.vllm import RadixDiskTier
+from radix.engines.vllm.disk_names import require_whole_chunks
 from radix.engines.vllm.disk_options import DiskOptions
 from radix.errors import UnsupportedError
 from tests.vllm.secondaryrig import Host, config
+
+
+class _Whole:
+    """As much of the engine's configuration as tells a model's attention."""
+
+    def __init__(self, text: object) -> None:
+        self.model_config = type("Model", (), {"hf_text_config": text})
+
 
 GOOD: dict[str, Any] = {"directory": "kept", "limit_bytes": 1 << 30}
 
@@ -89,6 +100,23 @@ def test_a_view_of_another_kind_is_refused(
     spec = TieringOffloadingSpec(config())
     with pytest.raises(kind, match=said):
         RadixDiskTier(spec, view, "RadixDiskTier", directory=str(tmp_path), limit_bytes=1 << 24)
+
+
+def test_chunks_of_several_blocks_are_refused_where_a_window_may_have_lost_some(
+    tmp_path: Path,
+) -> None:
+    several = OffloadingCacheConfig(32, 4)
+    with pytest.raises(
+        UnsupportedError, match=r"blocks_per_chunk 4 over 2 cache groups.*leave out"
+    ):
+        Host(tmp_path, config=config(cache=several))
+    one = config(cache=several, groups=[["layers.0"]])
+    full, window = LlamaConfig(), Gemma3TextConfig(sliding_window=128)
+    require_whole_chunks(one, _Whole(full))
+    require_whole_chunks(config(), _Whole(window))
+    for whole in (_Whole(window), None):
+        with pytest.raises(UnsupportedError, match="blocks_per_chunk 4 over 1 cache groups"):
+            require_whole_chunks(one, whole)
 
 
 def test_it_is_known_as_storage_near_or_far(tmp_path: Path) -> None:

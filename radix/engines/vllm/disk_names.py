@@ -21,10 +21,11 @@ from vllm.v1.core import kv_cache_utils
 from radix.engines.versions import installed
 from radix.engines.vllm import identity
 from radix.engines.vllm.disk_options import DiskOptions
-from radix.engines.vllm.facts import facts_of_config
+from radix.engines.vllm.facts import facts_of_config, processor
 from radix.engines.vllm.geometry import Geometry
 from radix.engines.vllm.identity import GROUP_BYTES, KEY_BYTES, KeyReader
 from radix.engines.vllm.options import Options
+from radix.errors import UnsupportedError
 from radix.keys import Namespace
 from radix.tier import Keys, Restored
 from tiers.disk import DiskTier
@@ -63,10 +64,12 @@ class Names:
 
     def __init__(self, spec: Any, options: DiskOptions, rows: int, row_bytes: int) -> None:
         """``spec``: the engine's OffloadingSpec; ``rows`` of ``row_bytes``: its host pool. Raises
-        ``UnsupportedError`` where the engine says already that its hashes start from a random seed.
+        ``UnsupportedError`` where the engine says already that its hashes start from a random seed,
+        or where its chunks may be stored without all of their blocks.
         """
         self._config = config = spec.config
         whole = engine_config()
+        require_whole_chunks(config, whole)
         facts = _facts(spec, whole)
         self._algorithm = facts["hash_algorithm"]
         self._options = Options(
@@ -204,6 +207,25 @@ def engine_config() -> Any | None:
     return found
 
 
+def require_whole_chunks(config: Any, whole: Any | None) -> None:
+    """Raises ``UnsupportedError`` for chunks of several blocks unless full attention is all there
+    is: the engine stores a window's chunk when some of its blocks may be gone, or another request's
+    by then, and below it such bytes would outlive the process.
+
+    ``config``: the engine's OffloadingConfig; ``whole``: its VllmConfig, None where unknown.
+    """
+    if config.cache.blocks_per_chunk == 1:
+        return
+    text = None if whole is None else whole.model_config.hf_text_config
+    windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    if text is None or len(config.groups) > 1 or any(windows):
+        raise UnsupportedError(
+            f"blocks_per_chunk {config.cache.blocks_per_chunk} over {len(config.groups)} cache "
+            f"groups, window {windows[0]}, chunked {windows[1]}: a chunk of several blocks may "
+            "lack some that a hit needs; leave out blocks_per_chunk and block_size"
+        )
+
+
 def _facts(spec: Any, whole: Any | None) -> dict[str, str]:
     """What decides what the bytes mean, beside what the spec's own configuration says."""
     config = spec.config
@@ -224,9 +246,7 @@ def _facts(spec: Any, whole: Any | None) -> dict[str, str]:
 
 def _device() -> Iterable[str]:
     """The device, without opening it: the scheduler has none."""
-    import torch
-
     yield current_platform.device_type
     yield str(current_platform.get_device_capability())
     if current_platform.is_cpu():  # a backend packs keys as the vector unit likes them
-        yield torch.backends.cpu.get_cpu_capability()
+        yield processor()
