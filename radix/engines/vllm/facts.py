@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from radix.errors import UnsupportedError
 
 # What a layer keeps so that a stored chunk has all that a hit at its end needs.
 _WHOLE = (FullAttentionSpec, MLAAttentionSpec, MambaSpec)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
 # Of a model's own configuration: where it lay and who wrote it down.
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version")
 
@@ -59,24 +62,55 @@ def require_whole_chunks(layers: Iterable[str]) -> None:
 
 def facts_of_config(config: Any) -> dict[str, str]:
     """What the engine's whole configuration, its VllmConfig, says of the bytes. Cost: its size."""
-    cache, model = config.cache_config, config.model_config
+    cache, model, drafts = config.cache_config, config.model_config, config.speculative_config
+    dummy = str(config.load_config.load_format) == "dummy"
     return {
         "hash_algorithm": str(cache.prefix_caching_hash_algo),
         "cache_dtype": str(cache.cache_dtype),
         "state_dtype": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
         "model_dtype": str(model.dtype),
-        "model_revision": str(model.revision),
+        "model_revision": f"{model.revision} {getattr(model.hf_config, '_commit_hash', None)}",
         "quantization": str(model.quantization),
         "model": _model_digest(model.hf_config),
+        "weights": f"dummy {model.seed}" if dummy else weights_digest(str(model.model)),
+        "drafts": "" if drafts is None else f"{drafts.method} {drafts.model} {drafts.revision}",
     }
+
+
+def weights_digest(model: str) -> str:
+    """Tells the weights that lie in a folder from others that lay there before: names and sizes of
+    their files, and samples of their bytes. Empty where ``model`` is no folder: a name that the
+    engine resolves. Weights that differ in a few tensors alone may look the same.
+
+    Cost: 16 reads a file.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return ""
+    found = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _WEIGHTS:
+            size = path.stat().st_size
+            found.update(f"{path.name} {size} ".encode())
+            with path.open("rb") as file:
+                for sample in range(_SAMPLES):
+                    file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                    found.update(file.read(_SAMPLE_BYTES))
+    return found.hexdigest()[:32]
 
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"cuda {major}.{minor}"
-    # A backend packs keys as the vector unit of the machine likes them.
-    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{device.type} {processor()}"
+
+
+def processor() -> str:
+    """The units of this machine's processor for which a backend packs the keys of a block."""
+    able = torch.cpu.get_capabilities()
+    tiles = " amx" if able.get("amx_tile") else ""
+    return f"{able.get('architecture')} {torch.backends.cpu.get_cpu_capability()}{tiles}"
 
 
 def _model_digest(config: Any) -> str:
