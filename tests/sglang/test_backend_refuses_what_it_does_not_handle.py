@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.mem_cache import registry
+from sglang.srt.mem_cache.allocator.hisparse import HiSparseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -99,11 +100,19 @@ def test_each_model_and_option_that_is_not_handled_is_refused_by_name(
     assert "not supported; " in text
 
 
-def test_an_allocator_with_a_window_pool_is_refused_whatever_the_model_says() -> None:
-    ring = object.__new__(SWATokenToKVPoolAllocator)
-    ring.page_size = 16
-    with pytest.raises(UnsupportedError, match="sliding-window"):
-        factory(context(params_token_to_kv_pool_allocator=ring))
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (SWATokenToKVPoolAllocator, "sliding-window"),
+        (HiSparseTokenToKVPoolAllocator, "class HiSparseTokenToKVPoolAllocator"),
+    ],
+)
+def test_an_allocator_that_numbers_slots_another_way_is_refused(kind: type, named: str) -> None:
+    allocator = object.__new__(kind)
+    allocator.page_size = 16
+    with pytest.raises(UnsupportedError) as refused:
+        factory(context(params_token_to_kv_pool_allocator=allocator))
+    assert named in str(refused.value)
 
 
 def test_a_cache_that_is_switched_off_is_sglangs_own() -> None:

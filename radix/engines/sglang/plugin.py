@@ -61,6 +61,10 @@ def factory(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
 def _refusals(ctx: TreeCacheBuildContext) -> list[Refusal]:
     """Everything that is looked at, in the order in which it is told."""
+    from sglang.srt.mem_cache.allocator import (
+        PagedTokenToKVPoolAllocator,
+        TokenToKVPoolAllocator,
+    )
     from sglang.srt.mem_cache.allocator.page_interleave import page_interleave_shard_size
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
@@ -94,6 +98,12 @@ def _refusals(ctx: TreeCacheBuildContext) -> list[Refusal]:
             "use cpu_tensor",
         ),
         Refusal(page_interleave_shard_size(allocator) > 1, "a KV cache in shards is", own_cache),
+        # The others may part a page's slots, or give numbers that stand for none.
+        Refusal(
+            not isinstance(allocator, PagedTokenToKVPoolAllocator | TokenToKVPoolAllocator),
+            f"an allocator of class {type(allocator).__name__} is",
+            own_cache,
+        ),
         Refusal(
             policy not in NATIVE_POLICIES,
             f"--radix-eviction-policy {policy} is",
