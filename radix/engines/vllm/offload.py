@@ -418,11 +418,10 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             return None
         return self._report.since_last(self.store.usage)
 
-    def config_info(self) -> dict[str, str]:
-        """What the engine shows of the cache's configuration (from 0.33 on)."""
-        return {
-            f"{tier.name}_limit_bytes": str(tier.usage().limit_bytes) for tier in self.store.tiers
-        }
+    def config_info(self) -> list[dict[str, str]]:
+        """What the engine shows of the cache's configuration (from 0.33 on): one series."""
+        tiers = self.store.tiers
+        return [{f"{tier.name}_limit_bytes": str(tier.usage().limit_bytes) for tier in tiers}]
 
     def check(self) -> None:
         """Every invariant of the store, and that its open reservations are those of jobs. Raises
