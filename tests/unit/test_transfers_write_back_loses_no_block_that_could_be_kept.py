@@ -67,6 +67,32 @@ def test_new_block_stays_where_it_is_until_it_has_to_go() -> None:
     rig.finish_all()
 
 
+@pytest.mark.parametrize("when", ["copying", "copied"])
+def test_victim_that_is_leased_before_it_goes_stays(when: str) -> None:
+    """C114, LMCache#2097: a candidate was pinned between the choice and the removal, and went all
+    the same. Here its copy is under way, or has ended, when somebody hits it.
+    """
+    rig = _rig(device=5, below=(16,))
+    _serve(rig, _prompt(0))
+    rig.ticks[0].pace = 0.0
+    assert len(rig.cache.evict(0, 4)) == 0 and rig.cache.transfers.jobs, "chosen: it is on its way"
+    if when == "copied":
+        rig.ticks[0].pace = 1.0
+        rig.settle()
+    with rig.cache.lease(rig.cache.match(_prompt(0))[1]) as lease:
+        assert lease.pages == 4
+        rig.ticks[0].pace = 1.0
+        rig.settle()
+        assert len(rig.cache.evict(0, 4)) == 0
+        rig.cache.check()
+        with pytest.raises(CapacityError, match="leased 4"):
+            rig.admit(_prompt(1, 3))
+    assert len(rig.cache.evict(0, 4)) == 4, "clean, and nobody's"
+    rig.poll()
+    assert _serve(rig, _prompt(0)) == 16
+    rig.finish_all()
+
+
 def test_evicted_blocks_were_copied_before_and_are_hit_again() -> None:
     """Prompts that fill the device many times: what it lets go is on the host, or on the tier below
     that, with its own bytes.
