@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -124,6 +125,8 @@ class PrefixGenerator:
         self.cache.set_revision(self._identity.revision)
         self._rows = _rows_of(tiers[0], self._placement)
         self._counts: Counter[str] = Counter()
+        # Caches given out by ``restore``, and under which weights.
+        self._lent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
     # ------------------------------------------------------------ generating
     def generate(
@@ -199,6 +202,7 @@ class PrefixGenerator:
                 self._end(turn)
             found = turn.hit_tokens
         self._placement.keep_passing(cache)
+        self._lent[cache] = self._identity.revision
         return Restored(cache, found)
 
     def store(self, input_ids: object, past_key_values: Any) -> int:
@@ -206,7 +210,8 @@ class PrefixGenerator:
 
         Tokens of the prompt that a next one can hit now; 0 where the cache holds too little:
         layers that had given tokens up, or a length off the page for models whose state is one for
-        a length (store at multiples of the page). Raises ``ValueError`` where the cache holds
+        a length (store at multiples of the page); and where the weights are others than at its
+        ``restore``. Raises ``ValueError`` where the cache holds
         another number of tokens, ``LayoutMismatchError`` where it is no cache as ``restore`` gives.
         Cost: the bytes that are new.
         """
@@ -219,7 +224,9 @@ class PrefixGenerator:
         if turn is None:
             return 0
         try:
-            if self._placement.first_token(past_key_values) <= turn.hit_tokens:
+            revision = self._identity.revision
+            alike = self._lent.get(past_key_values, revision) == revision
+            if alike and self._placement.first_token(past_key_values) <= turn.hit_tokens:
                 turn.record(past_key_values, ids, length)
             else:
                 self._counts["generate.given up"] += 1
@@ -270,7 +277,7 @@ class PrefixGenerator:
                 if request is not None:
                     request.abort()
                 raise
-        turn = None if request is None else Turn(request, self._placement, self._rows)
+        turn = None if request is None else Turn(self.cache, request, self._placement, self._rows)
         if counted:
             self._count(turn, ids)
         return turn

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radix.cache import PrefixCache
 from radix.engines.transformers.placement import Placement, Rows
 from radix.errors import CapacityError, InvariantError, NeverFitsError, TierError
 from radix.request import Request
@@ -28,9 +29,12 @@ class Turn:
     room; what was kept stays.
     """
 
-    def __init__(self, request: Request, placement: Placement, rows: Rows) -> None:
-        """``request``: RUNNING; the turn ends it."""
+    def __init__(
+        self, owner: PrefixCache, request: Request, placement: Placement, rows: Rows
+    ) -> None:
+        """``request``: RUNNING, of the cache ``owner``; the turn ends it."""
         self.request = request
+        self._owner = owner
         self.hit_tokens = self.told = request.hit_tokens
         self.stopped = False
         self._placement = placement
@@ -70,10 +74,14 @@ class Turn:
             self.stopped = True
             return
         try:
-            self._append(ids, length)
-            while self.told < length and self._step(cache, length):
-                pass
-        except (CapacityError, NeverFitsError, TierError):
+            self._advance(cache, ids, length)
+        except CapacityError:
+            self._owner.flush()  # stores under way hold blocks that may go then
+            try:
+                self._advance(cache, ids, length)
+            except (CapacityError, NeverFitsError, TierError):
+                self.stopped = True
+        except (NeverFitsError, TierError):
             self.stopped = True
 
     def follow(self, cache: Any, ids: torch.Tensor) -> bool:
@@ -89,13 +97,15 @@ class Turn:
             self._first = False
         return True
 
-    def _append(self, ids: torch.Tensor, length: int) -> None:
+    def _advance(self, cache: Any, ids: torch.Tensor, length: int) -> None:
         new = ids[0, len(self.request) : length + 1]
         if len(new):
             self.request.append(_numbers(new))
+        while self.told < length:
+            self._step(cache, length)
 
-    def _step(self, cache: Any, length: int) -> bool:
-        """The next few pages. False where the cache holds too little of them."""
+    def _step(self, cache: Any, length: int) -> None:
+        """The next few pages: slots, bytes, and only then the word that they are computed."""
         page = self._page
         first = self.told // page
         end = min(length, (first + STEP_PAGES) * page)
@@ -113,7 +123,6 @@ class Turn:
                     placement.put_state(cache, self._rows, group, named[spec.name])
         self.request.computed(end)
         self.told = end
-        return True
 
     def finish(self) -> None:
         """It is answered: what is kept is shared."""

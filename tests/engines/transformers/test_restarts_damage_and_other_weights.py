@@ -155,6 +155,19 @@ def test_weights_written_in_place_are_noticed_at_the_next_call(tmp_path: Path) -
         cached.check()
 
 
+def test_a_cache_restored_under_other_weights_is_not_stored(tmp_path: Path) -> None:
+    """What it holds is of the old ones, at least in part."""
+    model, ids = BY_NAME["Llama"].model(), _ids(10, 48)
+    with opened(model, tmp_path / "kept") as cached:
+        past = cached.restore(ids).past_key_values
+        with torch.no_grad():
+            model(ids, past_key_values=past)
+            model.model.layers[0].mlp.up_proj.weight.mul_(2.0)
+        assert cached.store(ids, past) == 0
+        assert cached.counters["generate.given up"] == 1
+        assert _answer(cached, ids).tolist() == cold(model, ids, NEW).tolist()
+
+
 def test_named_weights_are_not_read_and_go_by_their_name(tmp_path: Path) -> None:
     """``revision`` stands for the weights; another name is a miss."""
     model, ids = BY_NAME["Llama"].model(), _ids(8)
