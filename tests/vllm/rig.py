@@ -25,8 +25,8 @@ from typing import Any, Self
 from tests.vllm.models import VOCABULARY, Model
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 240.0
-ORDER_S = 120.0
+START_S = 300.0
+ORDER_S = 300.0
 LOG_TAIL = 6000
 
 ENVIRONMENT = {

@@ -12,8 +12,8 @@ from tests.vllm.scenario import MIB, Counted, Record
 
 MANAGER = "scheduler.connector.connector_scheduler.manager"
 PROMPTS = (1, 2, 3, 4)
-BLOCKS = 100  # two prompts of 47 blocks and what they generate, not all of it
-TEXT = 120
+BLOCKS = 96  # two prompts of 47 blocks, and not what they generate
+TEXT = 24
 
 
 def test_preemption_a_small_host_tier_aborts_and_a_full_reset_keep_the_tokens(

@@ -5,14 +5,19 @@ scripts, and a mock of the worker. Here every call of the manager goes to ours a
 flat store with a host tier, and ours is what answers: keys are those that it takes, slots those
 that it gives, hits those that it has. What a test scripts still limits it, so that the case that
 the test is about comes about: a scripted MISS, RETRY or HIT_PENDING stays one, a scripted refusal
-of a store stays one, a shorter list of keys is the list that ours is asked about. Transfers are
-known by our slots, so that a block that came from a wrong slot is found.
+of a store stays one, a shorter list of keys is the list that ours is asked about. What is loaded is
+what was stored in the slots that ours names, so that a block from a wrong slot is found.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -23,11 +28,29 @@ from radix.engines.vllm.geometry import Geometry
 from radix.engines.vllm.identity import KEY_BYTES
 from radix.engines.vllm.offload import Offload
 from radix.engines.vllm.options import Options
+from radix.engines.vllm.worker import Slots
 from radix.keys import Namespace
 from radix.store import FlatStore
 from tiers.host import HostTier
 
 RUNNER = "tests.v1.kv_connector.unit.offloading_connector.utils"
+RIG = "tests.v1.kv_connector.unit.utils"
+OPT_125M = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 768,
+    "ffn_dim": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 2048,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+    "do_layer_norm_before": True,
+    "torch_dtype": "float16",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
 HOST_BYTES = 1 << 20
 PAGE_BYTES = 64
 _PASSED_ON = (
@@ -65,6 +88,11 @@ def _offload(config: Any) -> Offload:
     return made
 
 
+def _places(slots: Slots) -> list[tuple[int, int]]:
+    """Group and slot of each block of a transfer, in order."""
+    return list(zip(slots.groups.tolist(), slots.slots.tolist(), strict=True))
+
+
 class Asked(MagicMock):
     """A method of the mock: a test scripts and counts it as ever, and ours is asked behind it."""
 
@@ -77,9 +105,10 @@ class Asked(MagicMock):
 class Answers:
     """What the manager's mock answers: ours, within what the test scripts."""
 
-    def __init__(self, ours: Offload, slots: Callable[[Any], Any]) -> None:
+    def __init__(self, ours: Offload, transfer: Callable[[list[bytes]], Any]) -> None:
         self._ours = ours
-        self._slots = slots
+        self._transfer = transfer
+        self._stored: dict[tuple[int, int], bytes] = {}  # by group and slot: the last key stored
 
     def lookup(self, scripted: Any, key: Any, context: Any) -> Any:
         """Ours where the script says HIT; anything less of the script stays."""
@@ -97,9 +126,10 @@ class Answers:
             self._ours.on_new_request(context)
         groups, names = blocks.reader.read(keys)
         for key, group, name in zip(keys, groups.tolist(), names, strict=True):
-            lacks = blocks.tier_of(name.tobytes(), group) < 0
+            lacks = self._ours.store.probe(name.tobytes(), group, namespace=blocks.space) < 0
             if lacks and key not in self._ours._ledger.filling:
                 part = self._ours.store.reserve(name[None], group, namespace=blocks.space)
+                self._stored[group, int(part.slots[0])] = key
                 self._ours.store.commit(part)
 
     def prepare_store(self, scripted: Any, keys: Any, context: Any) -> Any:
@@ -110,13 +140,16 @@ class Answers:
         given = self._ours.prepare_store(list(asked), context)
         if given is None:
             return None
-        where = self._slots(given.store_spec)
-        return PrepareStoreOutput(list(given.keys_to_store), where, list(given.evicted_keys))
+        stored = list(given.keys_to_store)
+        self._stored.update(zip(_places(given.store_spec), stored, strict=True))
+        return PrepareStoreOutput(stored, self._transfer(stored), list(given.evicted_keys))
 
     def prepare_load(self, keys: Any, context: Any) -> Any:
-        """Ours: its slots."""
-        self._plant(list(keys), context)
-        return self._slots(self._ours.prepare_load(list(keys), context))
+        """Ours: what was stored in its slots."""
+        asked = list(keys)
+        self._plant(asked, context)
+        places = _places(self._ours.prepare_load(asked, context))
+        return self._transfer([self._stored[place] for place in places])
 
     def told(self, name: str) -> Callable[..., Any]:
         """Any other method: ours hears it, the script answers."""
@@ -130,20 +163,27 @@ class Answers:
         return answer
 
 
+def _model_at_hand(folder: Path) -> None:
+    """The runner names a published model, of which it needs the configuration alone: one of the
+    same shape lies here, so that nothing is downloaded.
+    """
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(OPT_125M))
+    create = importlib.import_module(RIG).create_vllm_config
+    create.__defaults__ = (str(folder), *create.__defaults__[1:])
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Put our manager into the specification that the runner names to vLLM."""
+    _model_at_hand(Path(tempfile.mkdtemp(prefix="radix-opt-")))
     utils = importlib.import_module(RUNNER)
-
-    def slots(given: Any) -> Any:
-        places = zip(given.groups.tolist(), given.slots.tolist(), strict=True)
-        return utils.MockLoadStoreSpec([("slot", *place) for place in places])
 
     class MockOffloadingSpec(utils.MockOffloadingSpec):  # type: ignore[name-defined,misc]
         """The runner's specification over our manager."""
 
         def get_manager(self) -> Any:
             """The mock, its methods answered by ours."""
-            answers = Answers(_offload(self.config), slots)
+            answers = Answers(_offload(self.config), utils.MockLoadStoreSpec)
             for name in _PASSED_ON:
                 scripted = getattr(self.manager, name)
                 asked = Asked(return_value=scripted.return_value)
