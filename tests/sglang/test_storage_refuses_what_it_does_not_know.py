@@ -12,6 +12,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, PoolName
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+from sglang.srt.runtime_context import _ConfigBag, get_context
 
 from radix.engines.sglang import RadixHiCache
 from radix.engines.sglang.storage_options import Options
@@ -210,6 +211,35 @@ def test_a_cache_of_plain_bytes_must_say_what_they_mean(tmp_path: Path) -> None:
     )
     assert storage.batch_exists(KEYS) == 0
     storage.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_path", "org/b"),
+        ("revision", "v2"),
+        ("quantization", "fp8"),
+        ("load_format", "dummy"),
+    ],
+)
+def test_one_served_name_does_not_make_two_models_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: str
+) -> None:
+    """A storage is told the name that the server goes by; what runs is in the configuration."""
+    told = {"model_path": "org/a", "revision": None, "quantization": None, "load_format": "auto"}
+
+    def under(**changes: Any) -> int:
+        bag = _ConfigBag("model")
+        for name, fact in (told | {"kv_cache_dtype": "auto"} | changes).items():
+            bag._set(name, fact)
+        monkeypatch.setattr(get_context(), "_config_bags", {"model": bag})
+        storage = ours(tmp_path, {"kv": (pool := mha_pool())}, model_name="default")
+        found: int = storage.batch_exists(KEYS)
+        assert storage.batch_set_v1(KEYS, indices(pool, PAGES)) == [True] * 4
+        storage.close()
+        return found
+
+    assert [under(), under(), under(**{field: value}), under()] == [0, 4, 0, 4]
 
 
 def test_pools_are_fixed_by_the_first_use_and_known_before_it(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ _FACTS = (
     *("conv_state_shapes", "conv_dtype", "item_bytes", "state_page_bytes", "size_per_token"),
     *("indexer_dtype", "indexer_page_stride_size", "slot_page_size", "swa_page_size"),
 )
+# What decides the numbers in the cache beside the prompt: of the engine's configuration.
+_MODEL_FACTS = (
+    *("model_path", "revision", "load_format", "dtype", "quantization", "quantization_param_path"),
+    *("kv_cache_dtype", "json_model_override_args", "modelopt_quant", "model_checksum"),
+)
 _CHUNKS = 3  # the engine calls from three threads
 _MOST_ROWS = 32
 _CHUNK_BYTES = 16 << 20
@@ -155,26 +160,32 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return found
 
 
+def model_facts() -> dict[str, str]:
+    """What the engine's configuration says of the weights and of what the cache holds: the name
+    that it tells a storage is whatever the server is to be called. Empty outside an engine.
+    """
+    try:
+        from sglang.srt.runtime_context import get_model
+
+        model = get_model()
+    except (ImportError, ValueError):  # no engine runs in this process
+        return {}
+    return {key: str(getattr(model, key)) for key in _MODEL_FACTS if hasattr(model, key)}
+
+
 def logical_dtype(pool: Any, stated: str) -> str:
     """What the numbers of a KV pool mean. The engine keeps fp8 of either kind as plain bytes, so
     that the dtype of the pool does not tell two caches apart; its configuration does.
 
     Raises ``UnsupportedError`` where nobody tells.
     """
-    if stated:
-        return stated
-    try:
-        from sglang.srt.runtime_context import get_model
-
-        engine = str(get_model().kv_cache_dtype)
-    except (ImportError, ValueError, AttributeError):  # outside a running engine
-        engine = ""
-    if not engine and str(getattr(pool, "dtype", "")) in ("torch.uint8", "torch.int8"):
+    told = stated or model_facts().get("kv_cache_dtype", "")
+    if not told and str(getattr(pool, "dtype", "")) in ("torch.uint8", "torch.int8"):
         raise UnsupportedError(
             "the KV cache is kept as plain bytes, and the engine does not say what they mean: "
             "name it with 'kv_dtype' in --hicache-storage-backend-extra-config"
         )
-    return engine
+    return told
 
 
 def _refuse(name: str, pool: Any) -> None:

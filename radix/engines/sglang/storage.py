@@ -31,7 +31,14 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from radix.engines.sglang.host_pools import KV, Bytes, HostPool, bytes_of, logical_dtype
+from radix.engines.sglang.host_pools import (
+    KV,
+    Bytes,
+    HostPool,
+    bytes_of,
+    logical_dtype,
+    model_facts,
+)
 from radix.engines.sglang.pool_store import PoolStore, leading, valid_lengths
 from radix.engines.sglang.storage_options import Options, Rank
 from radix.engines.versions import require
@@ -170,6 +177,7 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         pools = self._ordered()
         facts = {
             "pools": {pool.name: pool.facts for pool in pools},
+            "model": model_facts(),
             "kv_dtype": logical_dtype(self._pools[KV].pool, self.options.kv_dtype),
             "rank": [self.rank.tensor, self.rank.stage, self.rank.context, self.rank.data],
             "mla": bool(self._config.is_mla_model),
