@@ -4,11 +4,12 @@ requests and a reset of everything: fewer hits, the same tokens, nothing left be
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.vllm import scenario
 from tests.vllm.models import LLAMA
 from tests.vllm.rig import Engine, offloading
-from tests.vllm.scenario import MIB, Counted, Record
+from tests.vllm.scenario import MIB, REACHABLE, Counted, Record
 
 MANAGER = "scheduler.connector.connector_scheduler.manager"
 PROMPTS = (1, 2, 3, 4)
@@ -86,3 +87,29 @@ def test_a_canary_compares_half_of_the_hits_and_finds_no_mismatch(
         told = engine.metrics()
         assert told.get("vllm:radix_canary_blocks{outcome=compared}", 0) > 0, grown
         assert told.get("vllm:radix_canary_blocks{outcome=mismatched}", 0) == 0
+
+
+def test_a_working_set_beyond_the_host_tier_is_served_from_disk(
+    start: Callable[..., Engine], tmp_path: Path, record: Record
+) -> None:
+    """Four prompts of 1.5 MiB each over 4 MiB of host memory: what was evicted comes from disk."""
+    connector = offloading(
+        host_bytes=4 * MIB, directory=str(tmp_path / "kept"), disk_bytes=512 * MIB
+    )
+    with start(LLAMA, connector) as engine:
+        counted = Counted(engine)
+        asked = scenario.prompts(*PROMPTS)
+        cold = [engine.generate([one])[0] for one in asked]
+        engine.generate(scenario.prompts(9), 2)
+        counted.look()
+        assert engine.reset()
+        warm = [engine.generate([one])[0] for one in asked]
+        equal = scenario.same_tokens(cold, warm)
+        row, grown = scenario.row(
+            "beyond the host", LLAMA, "one process", counted, equal=equal, requests=4
+        )
+        record(row)
+        assert equal, (cold, warm)
+        assert row.vllm_hits == scenario.hits(warm) == len(PROMPTS) * REACHABLE["llama"]
+        assert row.our_hits == row.vllm_hits, grown
+        assert grown["vllm:radix_loaded_blocks{tier=disk}"] > 0
