@@ -32,8 +32,8 @@ def fetch(version: str) -> bytes:
     options, _ = command.parse_args(["--no-deps", "--no-binary", ":all:", "vllm"])
     with command.main_context():
         command.tempdir_registry = command.enter_context(tempdir_registry())
-        session = command.get_default_session(options)  # type: ignore[attr-defined]
-        finder = command._build_package_finder(options, session)  # type: ignore[attr-defined]
+        session = command.get_default_session(options)
+        finder = command._build_package_finder(options, session)
         wanted = SpecifierSet(f"=={version}")
         found = finder.find_best_candidate("vllm", wanted).best_candidate
         if found is None:

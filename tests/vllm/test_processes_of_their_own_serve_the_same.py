@@ -17,7 +17,11 @@ from tests.vllm.scenario import MIB, REACHABLE, Counted, Record
 
 MODES: dict[str, dict[str, Any]] = {
     "default processes": {},
-    "two ranks": {"tensor_parallel_size": 2},
+    # Left to itself vLLM wants a memory node of its own for each rank.
+    "two ranks": {
+        "tensor_parallel_size": 2,
+        "environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    },
 }
 FULL = 2 * REACHABLE["llama"]
 
@@ -53,7 +57,7 @@ def test_restart_damage_and_abort_leave_the_tokens_as_they_were(
     with start(LLAMA, connector, processes=True, **MODES[mode]) as engine:
         counted = Counted(engine)
         assert again("from disk after a restart", engine, counted, cold) == FULL
-    assert scenario.damage(kept, 0.5) > 0
+    assert scenario.damage(kept, 0.1) > 0
     with start(LLAMA, connector, processes=True, **MODES[mode]) as engine:
         counted = Counted(engine)
         assert again("from a damaged disk", engine, counted, cold) < FULL

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from vllm.v1.kv_offload.base import LookupResult, PrepareStoreOutput
@@ -93,13 +92,20 @@ def _places(slots: Slots) -> list[tuple[int, int]]:
     return list(zip(slots.groups.tolist(), slots.slots.tolist(), strict=True))
 
 
-class Asked(MagicMock):
-    """A method of the mock: a test scripts and counts it as ever, and ours is asked behind it."""
+def _asked(mock: type) -> type:
+    """The class of a method of the mock: a test scripts and counts it as ever, and ours is asked
+    behind it. ``mock``: the class of the mock that the tests make.
+    """
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        scripted = super().__call__(*args, **named)
-        answer: Callable[..., Any] | None = self.__dict__.get("radix_answer")
-        return scripted if answer is None else answer(scripted, *args, **named)
+    class Asked(mock):
+        """A method that ours answers."""
+
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            scripted = super().__call__(*args, **named)
+            answer: Callable[..., Any] | None = self.__dict__.get("radix_answer")
+            return scripted if answer is None else answer(scripted, *args, **named)
+
+    return Asked
 
 
 class Answers:
@@ -178,15 +184,16 @@ def pytest_configure(config: pytest.Config) -> None:
     _model_at_hand(Path(tempfile.mkdtemp(prefix="radix-opt-")))
     utils = importlib.import_module(RUNNER)
 
-    class MockOffloadingSpec(utils.MockOffloadingSpec):  # type: ignore[name-defined,misc]
+    class MockOffloadingSpec(utils.MockOffloadingSpec):
         """The runner's specification over our manager."""
 
         def get_manager(self) -> Any:
             """The mock, its methods answered by ours."""
+            method = _asked(type(self.manager.lookup))
             answers = Answers(_offload(self.config), utils.MockLoadStoreSpec)
             for name in _PASSED_ON:
                 scripted = getattr(self.manager, name)
-                asked = Asked(return_value=scripted.return_value)
+                asked = method(return_value=scripted.return_value)
                 answer = getattr(answers, name, None) or answers.told(name)
                 asked.__dict__["radix_answer"] = answer
                 setattr(self.manager, name, asked)
