@@ -5,6 +5,7 @@ namespaces, limits, duplicates, and what a lock holds when the tree changes unde
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def started(
     return run
 
 
-def match(scheduler: Scheduler, tokens: list[int], **of_key: object) -> tuple[int, Place]:
-    key = RadixKey(array("q", tokens), **of_key)  # type: ignore[arg-type]
+def match(scheduler: Scheduler, tokens: list[int], **of_key: Any) -> tuple[int, Place]:
+    key = RadixKey(array("q", tokens), **of_key)
     found = scheduler.cache.match_prefix(MatchPrefixParams(key=key))
     assert found.last_device_node is found.last_host_node is found.best_match_node
     assert found.host_hit_length == 0
@@ -263,9 +264,7 @@ def test_keys_that_are_not_the_engines_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="is_eagle"):
         match(scheduler, [1, 2, 3], is_bigram=True)
     with pytest.raises(TypeError, match="array"):
-        scheduler.cache.match_prefix(
-            MatchPrefixParams(key=RadixKey(array("i", [1, 2, 3])))  # type: ignore[arg-type]
-        )
+        scheduler.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("i", [1, 2, 3]))))
 
 
 def test_pairs_need_the_token_behind_the_page() -> None:
