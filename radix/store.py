@@ -108,7 +108,6 @@ class FlatStore(FlatAsking):
         self._events: list[Event] = []
         self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
-        self._probers = {}
         self.tree = TreeCore(
             self.key_bytes,
             groups=len(self.groups),
@@ -134,10 +133,11 @@ class FlatStore(FlatAsking):
             bounds,
         )
         self._reservations = Reservations(self.residency, self.transfers)
-        self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
         self._open()
 
     def _open(self) -> None:
+        self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
+        self._probers = {}
         opened: list[Tier] = []
         try:
             for tier in self.opened:

@@ -181,6 +181,13 @@ class OffloadRig:
             self.keep([key_of(number, group) for group in range(groups) for number in fresh])
             self.settle()
 
+    def below(self, *numbers: int) -> list[bytes]:
+        """Blocks that only the tier below the host has."""
+        keys = keys_of(*numbers)
+        self.keep(keys)
+        self.evict_host()
+        return keys
+
     def count(self, name: str) -> int:
         """One of the adapter's counters."""
         return self.offload.counters().get(name, 0)

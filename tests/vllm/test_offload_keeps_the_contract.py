@@ -1,5 +1,5 @@
-"""Each row of what the engine's connector relies on: answers hold until the step ends, waits end,
-offers keep their order, completions are sets that come late or never.
+"""Offers keep their order and take nothing where there is no room; completions are sets that come
+late; every request has its three events; everything else that the engine asks is answered.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from vllm.v1.kv_offload.base import (
-    Locality,
     Medium,
     OffloadingManager,
-    OffloadPolicy,
-    TierFilter,
-    TierMatcher,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from radix.engines.vllm.offload import Offload
-from radix.errors import InvariantError, TierUnavailableError
 from radix.events import RequestState
 from radix.tier import TierMode
 from tests.vllm.offloadrig import (
@@ -29,23 +23,9 @@ from tests.vllm.offloadrig import (
     PENDING,
     OffloadRig,
     content,
-    context_of,
     key_of,
     keys_of,
 )
-from tiers.faults import Fault, FaultPlan, FaultyTier
-from tiers.host import HostTier
-
-ONLY_DISK = TierFilter((TierMatcher(medium=Medium.STORAGE),))
-ONLY_HOST = TierFilter((TierMatcher(medium=Medium.CPU),))
-
-
-def on_disk(rig: OffloadRig, *numbers: int) -> list[bytes]:
-    """Blocks that only the tier below has."""
-    keys = keys_of(*numbers)
-    rig.keep(keys)
-    rig.evict_host()
-    return keys
 
 
 def test_every_call_of_the_engine_is_answered() -> None:
@@ -54,195 +34,6 @@ def test_every_call_of_the_engine_is_answered() -> None:
     assert asked <= set(vars(Offload))
 
 
-# ---------------------------------------------------------------- looking
-def test_blocks_are_offered_one_by_one() -> None:
-    rig = OffloadRig()
-    assert rig.offload.on_new_request(context_of("r")).policy is OffloadPolicy.CHUNK_LEVEL
-
-
-def test_unknown_block_is_a_miss_and_kept_one_a_hit_with_its_bytes() -> None:
-    rig = OffloadRig()
-    keys = keys_of(1, 2)
-    request = rig.request(keys)
-    assert rig.look(keys, request) == [MISS, MISS]
-    rig.step()
-    rig.keep(keys)
-    assert rig.look(keys, request) == [HIT, HIT]
-    assert rig.load(keys, request) == []
-
-
-def test_hit_stays_until_the_step_ends_whatever_else_needs_room() -> None:
-    rig = OffloadRig(4)
-    rig.keep(keys_of(1, 2))
-    request, other = rig.request(keys_of(1, 2)), rig.request()
-    assert rig.look(keys_of(1, 2), request) == [HIT, HIT]
-    assert rig.offload.prepare_store(keys_of(3, 4), other) is not None
-    assert rig.offload.prepare_store(keys_of(5), other) is None, "it would take what was answered"
-    assert rig.load(keys_of(1, 2), request) == []
-    rig.step()
-    assert rig.offload.prepare_store(keys_of(5), other) is not None
-
-
-def test_hit_stays_while_promotions_of_others_arrive_in_the_step(tmp_path: Path) -> None:
-    rig = OffloadRig(4, tmp_path)
-    on_disk(rig, 1, 2)
-    waiting = rig.request(keys_of(1, 2))
-    assert rig.look(keys_of(1, 2), waiting) == [PENDING, PENDING]
-    rig.keep(keys_of(8, 9))
-    request = rig.request(keys_of(8, 9))
-    assert rig.look(keys_of(8, 9), request) == [HIT, HIT]
-    rig.offload._promotions.submit(1)
-    rig.settle()
-    assert rig.load(keys_of(8, 9), request) == []
-    rig.close()
-
-
-def test_load_of_what_was_not_answered_is_refused() -> None:
-    rig = OffloadRig()
-    with pytest.raises(InvariantError, match="was not answered as a hit in this step"):
-        rig.offload.prepare_load(keys_of(1), rig.request(keys_of(1)))
-    assert not rig.store.tree.stats().leases
-
-
-def test_lookup_may_be_followed_by_nothing() -> None:
-    rig = OffloadRig(4)
-    rig.keep(keys_of(1, 2))
-    rig.look(keys_of(1, 2), rig.request(keys_of(1, 2)))
-    rig.step()
-    assert not rig.store.tree.stats().leases
-    rig.keep(keys_of(3, 4))
-    rig.keep(keys_of(5, 6))
-
-
-def test_being_looked_up_offered_again_and_loaded_counts_as_use() -> None:
-    rig = OffloadRig(4)
-    rig.keep(keys_of(1, 2, 3, 4)[:2])
-    rig.keep(keys_of(3, 4))
-    request = rig.request(keys_of(1))
-    assert rig.look(keys_of(1), request) == [HIT]
-    rig.step()
-    rig.keep(keys_of(5, 6))
-    assert rig.look(keys_of(1, 2), rig.request()) == [HIT, MISS]
-    rig.step()
-    rig.keep(keys_of(3, 4)), rig.step()
-    rig.keep(keys_of(1))  # offered again
-    rig.keep(keys_of(7, 8, 9)[:2])
-    assert rig.look(keys_of(1), rig.request()) == [HIT]
-
-
-def test_promotion_is_pending_then_a_hit_from_the_disk(tmp_path: Path) -> None:
-    rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1, 2, 3)
-    request = rig.request(keys)
-    assert rig.look(keys, request) == [PENDING] * 3
-    assert rig.offload.has_pending_work()
-    rig.step()
-    rig.settle()
-    assert not rig.offload.has_pending_work()
-    assert rig.look(keys, request) == [HIT] * 3
-    assert rig.load(keys, request) == []
-    assert {rig.offload.get_load_source(key, request) for key in keys} == {CacheHitSource.DISK}
-    other = rig.request(keys)
-    assert rig.offload.get_load_source(keys[0], other) is CacheHitSource.HOST
-    rig.close()
-
-
-def test_corrupt_block_below_is_a_miss_and_never_a_hit() -> None:
-    plan = FaultPlan(script={"load": {1: Fault.CORRUPT}})
-    rig = OffloadRig(8, disk=FaultyTier(HostTier(1 << 20, "below", verify=True), plan))
-    keys = on_disk(rig, 1)
-    assert rig.answer(keys, rig.request(keys)) == [MISS]
-    assert rig.count("load.corrupt.below.group-0") == 1
-
-
-def test_failed_promotion_is_a_miss_for_who_asked_and_is_not_tried_again() -> None:
-    plan = FaultPlan(script={"load": {1: Fault.REFUSE}})
-    rig = OffloadRig(8, disk=FaultyTier(HostTier(1 << 20, "below", verify=True), plan))
-    keys = on_disk(rig, 1)
-    request = rig.request(keys)
-    assert rig.answer(keys, request) == [MISS]
-    assert rig.answer(keys, rig.request(keys)) == [HIT], "the block is there for the next"
-
-
-def test_promotion_that_finds_no_room_is_a_miss(tmp_path: Path) -> None:
-    rig = OffloadRig(4, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    busy = rig.request(keys_of(50, 51, 52, 53))
-    for number in (50, 51, 52, 53):
-        assert rig.offload.prepare_store(keys_of(number), busy) is not None  # all slots taken
-    assert rig.answer(keys, rig.request(keys)) == [MISS, MISS]
-    rig.close()
-
-
-def test_hit_larger_than_the_host_tier_is_taken_as_far_as_it_fits(tmp_path: Path) -> None:
-    rig = OffloadRig(8, tmp_path)
-    keys = keys_of(*range(1, 21))
-    for key in keys:
-        rig.keep([key])
-        rig.settle()
-    rig.evict_host()
-    found = rig.answer(keys, rig.request(keys))
-    hits = found.index(MISS)
-    assert 2 <= hits <= 8 and set(found[hits:]) == {MISS}
-    rig.close()
-
-
-def test_two_requests_wait_for_one_promotion(tmp_path: Path) -> None:
-    rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    one, two = rig.request(keys), rig.request(keys)
-    assert rig.look(keys, one) == rig.look(keys, two) == [PENDING, PENDING]
-    rig.offload.on_request_finished(one)  # aborted: it was the one that asked first
-    assert rig.answer(keys, two) == [HIT, HIT]
-    assert rig.load(keys, two) == []
-    rig.close()
-
-
-def test_promoted_blocks_stay_until_the_request_looks_again(tmp_path: Path) -> None:
-    rig = OffloadRig(4, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    request, other = rig.request(keys), rig.request()
-    rig.look(keys, request)
-    rig.step()
-    rig.settle()
-    assert rig.offload.prepare_store(keys_of(70, 71), other) is not None
-    assert rig.offload.prepare_store(keys_of(72), other) is None
-    for _ in range(3):
-        rig.step()
-    assert rig.look(keys, request) == [HIT, HIT]
-    rig.step()
-    assert not rig.offload._promotions.waiting
-    rig.close()
-
-
-def test_request_that_never_looks_again_does_not_pin_for_ever(tmp_path: Path) -> None:
-    rig = OffloadRig(4, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    rig.look(keys, rig.request(keys))
-    for _ in range(260):
-        rig.offload.on_schedule_end(None)
-    rig.settle()
-    assert not rig.offload._promotions.waiting and not rig.store.tree.stats().leases
-    rig.close()
-
-
-def test_request_takes_blocks_only_from_the_tiers_that_it_allows(tmp_path: Path) -> None:
-    rig = OffloadRig(8, tmp_path)
-    below = on_disk(rig, 1)
-    rig.keep(keys_of(2))  # in both once it is written down
-    host = rig.request(below + keys_of(2), tiers=ONLY_HOST)
-    assert rig.look(below + keys_of(2), host) == [MISS, HIT]
-    rig.settle()
-    assert rig.look(keys_of(2), rig.request(keys_of(2), tiers=ONLY_DISK)) == [HIT]
-    none = rig.request(below, tiers=TierFilter(()))
-    assert rig.look(below + keys_of(2), none) == [MISS, MISS]
-    assert rig.answer(below, rig.request(below, tiers=ONLY_DISK)) == [HIT]
-    assert rig.count("missed.tier filter") == 3
-    assert TierFilter.ALL.allows(Medium.CPU, Locality.LOCAL)
-    rig.close()
-
-
-# ---------------------------------------------------------------- storing
 def test_offer_keeps_its_order_over_groups_and_leaves_out_what_is_there() -> None:
     rig = OffloadRig(16, groups=2)
     rig.keep([key_of(2, 0), key_of(5, 1)])
@@ -374,7 +165,7 @@ def test_aborted_request_is_released_once_what_was_promoted_for_it_has_come(
     tmp_path: Path,
 ) -> None:
     rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1, 2)
+    keys = rig.below(1, 2)
     request = rig.request(keys)
     rig.look(keys, request)
     rig.step()
@@ -387,112 +178,6 @@ def test_aborted_request_is_released_once_what_was_promoted_for_it_has_come(
     rig.close()
 
 
-# ---------------------------------------------------------------- reset
-def test_nothing_of_before_a_reset_is_found_in_any_tier_nor_after_a_restart(
-    tmp_path: Path,
-) -> None:
-    rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    rig.keep(keys_of(3))
-    rig.offload.reset_cache()
-    everything = keys + keys_of(3)
-    assert rig.answer(everything, rig.request(everything)) == [MISS] * 3
-    rig.keep(keys_of(9))
-    rig.settle()
-    rig.close()
-    rig = OffloadRig(8, tmp_path)
-    again = everything + keys_of(9)
-    assert rig.answer(again, rig.request(again)) == [MISS, MISS, MISS, HIT]
-    rig.close()
-
-
-def test_slots_of_swallowed_stores_rest_until_a_later_job_is_complete() -> None:
-    rig = OffloadRig(2)
-    old = rig.request()
-    out = rig.offload.prepare_store(keys_of(1), old)
-    assert out is not None
-    rig.offload.reset_cache()
-    assert rig.offload.has_pending_work(), "the engine goes on stepping until they are free"
-    new = rig.request()
-    fresh = rig.offload.prepare_store(keys_of(1), new)
-    assert fresh is not None and fresh.keys_to_store == keys_of(1)
-    assert fresh.store_spec.slots.tolist() != out.store_spec.slots.tolist()
-    assert rig.offload.prepare_store(keys_of(2), new) is None
-    rig.fill(out.keys_to_store, out.store_spec, weights=0)  # the worker knows of no reset
-    rig.fill(fresh.keys_to_store, fresh.store_spec, weights=1)
-    rig.offload.complete_store(set(keys_of(1)), new)
-    assert not rig.offload.has_pending_work()
-    assert rig.host.usage().used_blocks == (1,)
-    rig.look(keys_of(1), new)
-    slots = rig.offload.prepare_load(keys_of(1), new)
-    assert rig.wrong(keys_of(1), slots, weights=1) == []
-
-
-def test_slots_of_swallowed_jobs_are_free_after_a_few_steps_of_an_idle_engine() -> None:
-    rig = OffloadRig(4)
-    rig.keep(keys_of(1, 2))
-    request = rig.request(keys_of(1, 2))
-    rig.look(keys_of(1, 2), request)
-    rig.offload.prepare_load(keys_of(1, 2), request)
-    assert rig.offload.prepare_store(keys_of(3, 4), rig.request()) is not None
-    rig.offload.reset_cache()
-    rig.offload.reset_cache()  # two are one
-    steps = 0
-    while rig.offload.has_pending_work():
-        assert rig.offload.prepare_store(keys_of(7), rig.request()) is None
-        rig.step()
-        steps += 1
-    assert 2 < steps < 10
-    rig.step()
-    assert rig.host.usage().used_blocks == (0,) and not rig.store.tree.stats().leases
-
-
-def test_word_of_the_engine_ends_the_rest_at_once() -> None:
-    rig = OffloadRig(4)
-    assert rig.offload.prepare_store(keys_of(1), rig.request()) is not None
-    rig.offload.reset_cache()
-    rig.offload.on_reset_flushed()
-    assert not rig.offload.has_pending_work()
-    assert rig.host.usage().used_blocks == (0,)
-
-
-def test_promotion_under_way_at_a_reset_brings_nothing_and_nobody_waits(tmp_path: Path) -> None:
-    rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1, 2)
-    request = rig.request(keys)
-    rig.look(keys, request)
-    rig.step()
-    rig.offload.reset_cache()
-    assert not rig.offload.has_pending_work()
-    assert rig.look(keys, request) == [MISS, MISS]
-    rig.step()
-    rig.settle()
-    assert rig.look(keys, request) == [MISS, MISS]
-    rig.close()
-
-
-def test_reset_that_cannot_be_made_durable_says_so_and_switches_the_cache_off() -> None:
-    class Stuck(FaultyTier):
-        def renew(self) -> None:
-            raise TierUnavailableError(self.name, "no new epoch")
-
-    rig = OffloadRig(8, disk=Stuck(HostTier(1 << 20, "below"), FaultPlan()))
-    rig.keep(keys_of(1))
-    request = rig.request(keys_of(1, 2))
-    out = rig.offload.prepare_store(keys_of(2), request)
-    assert out is not None
-    with pytest.raises(TierUnavailableError, match="no new epoch"):
-        rig.offload.reset_cache()
-    assert rig.look(keys_of(1, 2), request) == [MISS, MISS]
-    nothing = rig.offload.prepare_store(keys_of(3), request)
-    assert nothing is not None and nothing.keys_to_store == []
-    rig.offload.complete_store(set(keys_of(2)), request)  # the engine still tells
-    assert rig.look(keys_of(2), request) == [MISS]
-    rig.step()
-    rig.close()
-
-
-# ---------------------------------------------------------------- around it
 def test_preempted_request_finds_what_it_stored() -> None:
     rig = OffloadRig()
     request = rig.request(keys_of(1, 2))
@@ -518,7 +203,7 @@ def test_restart_serves_from_disk(tmp_path: Path) -> None:
 
 def test_disk_that_is_off_costs_hits_and_nothing_else(tmp_path: Path) -> None:
     rig = OffloadRig(8, tmp_path)
-    keys = on_disk(rig, 1)
+    keys = rig.below(1)
     rig.store.set_mode("disk", TierMode.OFF)
     assert rig.answer(keys, rig.request(keys)) == [MISS]
     rig.keep(keys)

@@ -424,8 +424,8 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         return [{f"{tier.name}_limit_bytes": str(tier.usage().limit_bytes) for tier in tiers}]
 
     def check(self) -> None:
-        """Every invariant of the store, and that its open reservations are those of jobs. Raises
-        ``InvariantError``. Cost: everything.
+        """Every invariant of the store: each slot has one owner, jobs under way and dropped ones
+        included. Raises ``InvariantError``. Cost: everything.
         """
         self.store.check()
 
