@@ -13,8 +13,10 @@ import pytest
 
 from radix import Largest, PrefixCache, Waiter, Waiting, pool_sizes
 from radix.errors import CapacityError, NeverFitsError, RequestError, StaleError
+from radix.lease import Lease
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.limits import Breaker, Limits, Patience
+from radix.prefetching import Prefetch
 from radix.request import Request
 from radix.stages import Stage
 from radix.tier import TierMode
@@ -76,7 +78,7 @@ class World:
         self.length: dict[Waiter, int] = {}
         self.stages: dict[Request, Stage] = {}
         self.outside: list[Request] = []
-        self.held: list[object] = []  # leases and prefetches
+        self.held: list[Lease | Prefetch] = []
         self.tick, self.lag = 0, rng.choice((0, 1, 3))
 
     def _limits(self) -> Limits:
@@ -182,7 +184,7 @@ class World:
 
     def _let_go(self, most: int) -> None:
         while len(self.held) > most:
-            self.held.pop(self.rng.randrange(len(self.held))).release()  # type: ignore[attr-defined]
+            self.held.pop(self.rng.randrange(len(self.held))).release()
 
     def _outside(self) -> None:
         if self.outside and self.rng.random() < 0.6:
