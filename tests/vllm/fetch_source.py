@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -52,6 +53,7 @@ def unpack(raw: bytes, version: str, folder: Path) -> Path:
     name = f"vllm-{version}"
     target = folder / name
     unfinished = folder / f"{name}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as archive:
         for member in archive:
             inside = member.name.removeprefix(f"{name}/")
