@@ -23,15 +23,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 LONGEST = 1024
-_published = False
 
 
 def publish() -> None:
     """SGLang's process-wide configuration, of which a request reads a few fields."""
-    global _published
-    if not _published:
-        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
-        _published = True
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
 
 
 @dataclass(eq=False)
