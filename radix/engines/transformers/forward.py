@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from radix.engines.transformers.blocks import Blocks
 from radix.engines.transformers.placement import Placement, check_alike, derive
 from radix.engines.versions import accepts
 from radix.errors import UnsupportedError
@@ -105,14 +106,14 @@ def probe(forward: Forward, page_tokens: int, tolerance: float, token_by_token: 
 def _resumed(forward: Forward, placement: Placement, part: Any, ids: torch.Tensor) -> torch.Tensor:
     """Logits behind a first page that went through blocks."""
     slot = np.zeros(1, np.int32)
-    rows = [np.zeros((1, group.block_bytes), np.uint8) for group in placement.groups]
+    blocks = Blocks.fresh(placement.groups, 1)
     for number, rule in enumerate(placement.rules):
         if rule.per_position:
-            placement.put_state(part, rows, number, 0)
+            placement.put_state(part, blocks, number, 0)
         else:
-            placement.put_pages(part, rows, number, 0, slot)
+            placement.put_pages(part, blocks, number, 0, slot)
     cache, page = forward.cache(), placement.page_tokens
-    placement.fill(cache, rows, [slot] * len(rows), page)
+    placement.fill(cache, blocks, [slot] * len(placement.groups), page)
     return forward(cache, ids, page, ids.shape[1])
 
 

@@ -5,7 +5,6 @@ One thread at a time, as the cache. What goes wrong with the cache costs hits, n
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -17,9 +16,9 @@ import torch
 from transformers import StoppingCriteria
 
 from radix.cache import PrefixCache
+from radix.engines.transformers.blocks import Blocks
 from radix.engines.transformers.forward import Forward, probe
 from radix.engines.transformers.identity import Identity
-from radix.engines.transformers.placement import Placement, Rows
 from radix.engines.transformers.recording import STEP_PAGES, Turn
 from radix.engines.transformers.terms import (
     check_engine,
@@ -123,7 +122,7 @@ class PrefixGenerator:
             checkpoints=checkpoints,
         )
         self.cache.set_revision(self._identity.revision)
-        self._rows = _rows_of(tiers[0], self._placement)
+        self._blocks = Blocks.of_tier(tiers[0], self.groups)
         self._counts: Counter[str] = Counter()
         # Caches given out by ``restore``, and under which weights.
         self._lent: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -277,7 +276,7 @@ class PrefixGenerator:
                 if request is not None:
                     request.abort()
                 raise
-        turn = None if request is None else Turn(self.cache, request, self._placement, self._rows)
+        turn = None if request is None else Turn(self.cache, request, self._placement, self._blocks)
         if counted:
             self._count(turn, ids)
         return turn
@@ -341,7 +340,7 @@ class PrefixGenerator:
             try:
                 self.cache.flush()
             finally:
-                self._rows = []
+                self._blocks.close()
                 self.cache.close()
 
     def __enter__(self) -> Self:
@@ -373,16 +372,3 @@ class _Following(StoppingCriteria):  # type: ignore[misc]  # transformers is not
 def _tokens(ids: torch.Tensor, more: int) -> Any:
     """The prompt as int32, with ``more`` tokens behind it."""
     return np.pad(ids[0].cpu().numpy(), (0, more)).astype(np.int32)
-
-
-def _rows_of(tier: HostTier, placement: Placement) -> Rows:
-    """The tier's slab as rows of blocks, by group. Valid until the tier is closed."""
-    rows = []
-    for number in range(len(placement.groups)):
-        plane = tier.planes(number)[0]
-        base, stride, size = int(plane["base"]), int(plane["stride"]), int(plane["bytes"])
-        memory = (ctypes.c_uint8 * tier.limit_bytes).from_address(base)
-        flat = np.ctypeslib.as_array(memory)
-        shape = ((tier.limit_bytes - size) // stride + 1, size)
-        rows.append(np.lib.stride_tricks.as_strided(flat, shape, (stride, 1)))
-    return rows

@@ -24,12 +24,11 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from radix.engines.transformers.blocks import Blocks
 from radix.errors import InvariantError, LayoutMismatchError, UnsupportedError
 from radix.groups import Group, Retention, Rule, rule_of
 from radix.layout import DTYPE_BYTES, Layout, Part
 from radix.tier import Slots
-
-Rows = Sequence[npt.NDArray[np.uint8]]  # by group: the bytes of its blocks, (slots, block bytes)
 
 # What a layer of exactly this class keeps: (rule of its group, attributes that hold tensors).
 _ALL = ("full", ("keys", "values"))
@@ -100,7 +99,7 @@ class Placement:
         )
 
     # ------------------------------------------------------------ down
-    def put_pages(self, cache: Any, rows: Rows, group: int, first: int, slots: Slots) -> None:
+    def put_pages(self, cache: Any, blocks: Blocks, group: int, first: int, slots: Slots) -> None:
         """Writes pages [first, first + len(slots)) of a group; -1: not that page.
 
         Of a page that ends where the cache does, a layer need only hold the tokens that a hit at
@@ -130,17 +129,19 @@ class Placement:
             tokens = torch.nn.functional.pad(tokens, (0, 0, lacking, 0))
             heads, _, width = cell.shape
             pages = tokens.reshape(heads, -1, page, width).permute(1, 0, 2, 3)
-            self._write(rows, cell, slots[wanted], pages[torch.from_numpy(wanted)])
+            self._write(blocks, cell, slots[wanted], pages[torch.from_numpy(wanted)])
 
-    def put_state(self, cache: Any, rows: Rows, group: int, slot: int) -> None:
+    def put_state(self, cache: Any, blocks: Blocks, group: int, slot: int) -> None:
         """Writes the states of a group as the last forward left them. Cost: the bytes."""
         for cell in self.cells:
             if cell.group == group:
-                self._write(rows, cell, np.array([slot]), cell.of(cache))
+                self._write(blocks, cell, np.array([slot]), cell.of(cache))
 
-    def _write(self, rows: Rows, cell: Cell, slots: npt.NDArray[Any], blocks: torch.Tensor) -> None:
-        data = blocks.detach().reshape(len(slots), -1).contiguous().cpu().view(torch.uint8)
-        rows[cell.group][slots, cell.offset : cell.offset + cell.nbytes] = data.numpy()
+    def _write(
+        self, blocks: Blocks, cell: Cell, slots: npt.NDArray[Any], tensor: torch.Tensor
+    ) -> None:
+        data = tensor.detach().reshape(len(slots), -1).contiguous().cpu().view(torch.uint8)
+        blocks.write(cell.group, slots, cell.offset, data.numpy())
 
     def _length(self, cache: Any, cell: Cell) -> int:
         length: int = cache.layers[cell.layer].get_seq_length()
@@ -177,7 +178,7 @@ class Placement:
         return max(begins, default=0)
 
     # ------------------------------------------------------------ up
-    def fill(self, cache: Any, rows: Rows, slots: Sequence[Slots], length: int) -> None:
+    def fill(self, cache: Any, blocks: Blocks, slots: Sequence[Slots], length: int) -> None:
         """Fills an empty cache with what it held after ``length`` tokens, whole pages.
 
         ``slots``: by group those of the pages that a hit there needs, or of the one state. The
@@ -186,13 +187,13 @@ class Placement:
         found: dict[tuple[int, str], torch.Tensor] = {}
         for cell in self.cells:
             rule, layer = self.rules[cell.group], cache.layers[cell.layer]
-            blocks = self._read(rows, cell, slots[cell.group])
+            tensor = self._read(blocks, cell, slots[cell.group])
             if rule.per_position:
-                self._set_state(layer, cell, blocks)
+                self._set_state(layer, cell, tensor)
                 continue
             heads, _, width = cell.shape
             held = length if rule.everywhere else min(length, rule.reach_tokens)
-            tokens = blocks.permute(1, 0, 2, 3).reshape(1, heads, -1, width)
+            tokens = tensor.permute(1, 0, 2, 3).reshape(1, heads, -1, width)
             found[cell.layer, cell.field] = tokens[:, :, tokens.shape[2] - held :].contiguous()
         for number, field in found:
             if field != "keys":
@@ -207,9 +208,9 @@ class Placement:
             if number in self._passing:
                 layer.cumulative_length = length
 
-    def _read(self, rows: Rows, cell: Cell, slots: Slots) -> torch.Tensor:
-        raw = rows[cell.group][slots.astype(np.int64), cell.offset : cell.offset + cell.nbytes]
-        data = torch.from_numpy(np.ascontiguousarray(raw)).view(cell.dtype)
+    def _read(self, blocks: Blocks, cell: Cell, slots: Slots) -> torch.Tensor:
+        raw = blocks.read(cell.group, slots.astype(np.int64), cell.offset, cell.nbytes)
+        data = torch.from_numpy(raw).view(cell.dtype)
         return data.reshape(len(slots), *cell.shape).to(cell.device)
 
     @staticmethod

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from radix.cache import PrefixCache
-from radix.engines.transformers.placement import Placement, Rows
+from radix.engines.transformers.blocks import Blocks
+from radix.engines.transformers.placement import Placement
 from radix.errors import CapacityError, InvariantError, NeverFitsError, TierError
 from radix.request import Request
 from radix.tier import Slots
@@ -30,7 +31,7 @@ class Turn:
     """
 
     def __init__(
-        self, owner: PrefixCache, request: Request, placement: Placement, rows: Rows
+        self, owner: PrefixCache, request: Request, placement: Placement, blocks: Blocks
     ) -> None:
         """``request``: RUNNING, of the cache ``owner``; the turn ends it."""
         self.request = request
@@ -38,7 +39,7 @@ class Turn:
         self.hit_tokens = self.told = request.hit_tokens
         self.stopped = False
         self._placement = placement
-        self._rows = rows
+        self._blocks = blocks
         self._page = placement.page_tokens
         self._first = True
 
@@ -62,7 +63,7 @@ class Turn:
                 raise InvariantError("I26", f"a hit of {pages} pages lacks blocks of group {group}")
             slots.append(row)
         if pages:
-            self._placement.fill(cache, self._rows, slots, self.hit_tokens)
+            self._placement.fill(cache, self._blocks, slots, self.hit_tokens)
 
     def record(self, cache: Any, ids: torch.Tensor, length: int) -> None:
         """Keeps what the cache holds of ``ids[0, :length]`` beyond what is kept. It holds just
@@ -115,12 +116,12 @@ class Turn:
         for group, rule in enumerate(placement.rules):
             if not rule.per_position:
                 slots = self.request.slots(group)[first : end // page]
-                placement.put_pages(cache, self._rows, group, first, slots)
+                placement.put_pages(cache, self._blocks, group, first, slots)
         if cut and any(rule.per_position for rule in placement.rules):
             named = self.request.snapshot(end, copy=False)
             for group, spec in enumerate(placement.groups):
                 if spec.name in named:
-                    placement.put_state(cache, self._rows, group, named[spec.name])
+                    placement.put_state(cache, self._blocks, group, named[spec.name])
         self.request.computed(end)
         self.told = end
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from transformers import StoppingCriteria
 
 from radix.engines.transformers import PrefixGenerator, groups_of
+from radix.errors import ClosedError
 from tests.engines.transformers.families import BY_NAME, FAMILIES, model_of
 from tests.engines.transformers.talks import Fed, cold, opened, random_ids
 from tiers.host import HostTier
@@ -122,6 +124,18 @@ def test_a_state_off_the_page_is_not_stored(tmp_path: Path) -> None:
         assert cached.restore(out.sequences).tokens == 0
 
 
+def test_a_state_is_stored_for_no_other_length(tmp_path: Path) -> None:
+    """A cache of 80 tokens holds the state of 80, though all pages before are stored with it."""
+    model, ids = model_of("Qwen3-Next"), _ids(14, 81)
+    with opened(model, tmp_path / "kept") as cached:
+        past = cached.restore(ids[:, :80]).past_key_values
+        with torch.no_grad():
+            model(ids[:, :80], past_key_values=past)
+        assert cached.store(ids[:, :80], past) == 80
+        for length, hit in ((81, 80), (80, 0), (65, 0), (50, 0)):
+            assert cached.restore(ids[:, :length]).tokens == hit, length
+
+
 def test_blocks_of_several_dtypes_come_back_bit_by_bit(tmp_path: Path) -> None:
     """A bfloat16 model with float32 recurrent states."""
     model, ids = BY_NAME["Qwen3-Next"].model().to(torch.bfloat16), _ids(7, 64)
@@ -216,6 +230,23 @@ def test_a_model_that_goes_on_in_another_cache_is_not_recorded(tmp_path: Path) -
         assert cached.generate(ids, max_new_tokens=1, do_sample=False).tolist() == out.tolist()
         assert cached.counters["generate.recording stopped"] == 1
         assert cached.restore(ids).tokens == 0
+
+
+def test_a_closed_generator_says_so_and_holds_no_memory_of_its_tier(tmp_path: Path) -> None:
+    """An array over memory that was unmapped would crash whoever looks at it, a debugger say."""
+    model, ids = model_of("Llama"), _ids(15, 40)
+    cached = opened(model, tmp_path / "kept")
+    cached.generate(ids, max_new_tokens=1)
+    rows = weakref.ref(cached._blocks._rows[0])
+    assert rows() is not None
+    cached.close()
+    cached.close()
+    for call in (cached.generate, cached.restore, cached.explain):
+        with pytest.raises(ClosedError):
+            call(ids)
+    with pytest.raises(ClosedError, match="memory was closed"):
+        cached._blocks.read(0, np.zeros(1, np.int64), 0, 1)
+    assert rows() is None
 
 
 def test_prompts_shorter_than_a_page_are_answered(tmp_path: Path) -> None:
