@@ -343,13 +343,13 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._step += 1
         self._answers.clear()
         self._seen = self._made_room = False
+        self._ledger.step()
         if self._off:
             return
         self._pins.end()
         self._promotions.settle(self._asked, self._step)
         self._asked.clear()
         self._promotions.submit(self._step)
-        self._ledger.step()
         self._poll()
 
     def _poll(self) -> None:
