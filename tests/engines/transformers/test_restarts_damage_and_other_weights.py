@@ -91,9 +91,11 @@ def test_a_damaged_slab_file_costs_hits_and_no_token(name: str, tmp_path: Path) 
         with opened(model, folder) as cached:
             for ids in prompts:
                 assert _answer(cached, ids).tolist() == cold(model, ids, NEW).tolist(), share
-            served = _served(cached, "disk")
-            assert served < 96 * len(prompts) and (served > 0) == (share < 1.0), cached.counters
-            assert cached.counters["match.miss.corrupt"] > 0
+            served, whole = _served(cached, "disk"), 96 * len(prompts)
+            corrupt = cached.counters.get("match.miss.corrupt", 0)
+            assert corrupt > 0 or share < 1.0, cached.counters  # a window's old pages go unread
+            assert (served < whole) == (corrupt > 0), cached.counters
+            assert (served > 0) == (share < 1.0), cached.counters
             cached.check()
 
 
