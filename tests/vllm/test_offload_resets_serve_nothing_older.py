@@ -32,8 +32,27 @@ def test_nothing_of_before_a_reset_is_found_in_any_tier_nor_after_a_restart(
     rig.settle()
     rig.close()
     rig = OffloadRig(8, tmp_path)
-    again = everything + keys_of(9)
-    assert rig.answer(again, rig.request(again)) == [MISS, MISS, MISS, HIT]
+    assert rig.answer(everything, rig.request(everything)) == [MISS] * 3
+    rig.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_weights_without_a_name_stored_is_found_by_their_process_alone(
+    tmp_path: Path, first: bool
+) -> None:
+    """Weights were changed in a running engine, which told it by a reset; it was started again with
+    the weights of the model's name, and what the others had stored was served under that name.
+    """
+    rig = OffloadRig(8, tmp_path)
+    if not first:
+        rig.keep(keys_of(1))
+    rig.offload.reset_cache()
+    rig.keep(keys_of(9))
+    rig.settle()
+    assert rig.answer(keys_of(9), rig.request(keys_of(9))) == [HIT]
+    rig.close()
+    rig = OffloadRig(8, tmp_path)
+    assert rig.answer(keys_of(9), rig.request(keys_of(9))) == [MISS]
     rig.close()
 
 

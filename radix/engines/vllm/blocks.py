@@ -24,21 +24,26 @@ HOST = 0
 class Blocks:
     """Keys of the engine as keys of ``store``, in ``space``.
 
-    ``chunk_tokens``: tokens a block of each group; ``tiers``: names, fastest first.
+    ``chunk_tokens``: tokens a block of each group; ``tiers``: names, fastest first; ``roots``: the
+    root keys of this namespace and of those that it had before.
     """
 
     def __init__(self, store: FlatStore, geometry: Geometry, config: Any) -> None:
-        """``config``: the engine's OffloadingConfig. ``space`` is the caller's to set, before the
-        first question.
-        """
+        """``config``: the engine's OffloadingConfig. ``begin`` comes before the first question."""
         self.store = store
         self.space = Namespace()
+        self.roots: set[bytes] = set()
         self.reader = KeyReader(geometry.group_ids)
         self.tiers = tuple(tier.name for tier in store.tiers)
         by_id = {group.group_id: group.tokens_per_block for group in config.groups}
         self.chunk_tokens = tuple(
             by_id[number] * geometry.blocks_per_chunk for number in geometry.group_ids
         )
+
+    def begin(self, space: Namespace) -> None:
+        """From now on keys are of this namespace."""
+        self.space = space
+        self.roots.add(self.store.root_key(space))
 
     def position(self, key: bytes, group: int, context: Any) -> int:
         """Blocks before this one in its request; -1 where the engine does not say."""

@@ -10,8 +10,10 @@ Keeps I19 (what was answered as a hit is there until the step ends), I22, I30 an
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ from radix.tier import TierMode
 _LOG = logging.getLogger(__name__)
 _HIT, _MISS, _PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
 _ANY_TIER = TierFilter.ALL
+_GENERATION_BYTES = 16
 _MOST_OF_HOST = 0.5  # what one offer may take of the host tier; the rest of it is left out
 
 
@@ -99,6 +102,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._asked: set[Life] = set()  # who looked in this step, of those that wait
         self._seen = self._made_room = False  # whether this step polled, before answers and stores
         self._step = 0
+        self._generation = b""  # of the weights that the model's name stands for
         self._off = False
         self._lock = threading.RLock()
 
@@ -106,11 +110,14 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
     def on_new_request(self, req_context: Any) -> Any:
         """A request came; its blocks are offered as they are computed."""
         if self._namespace is not None:
-            self._blocks.space = self._namespace()
+            self._begin(self._namespace())
             self._namespace = None
-            self._ask = self.store.prober(self._blocks.space)
         self.lives.of(req_context)
         return RequestOffloadingContext()
+
+    def _begin(self, space: Namespace) -> None:
+        self._blocks.begin(replace(space, content=self._generation))
+        self._ask = self.store.prober(self._blocks.space)
 
     def on_request_finished(self, req_context: Any) -> None:
         """Nothing more will be stored or loaded for a request; ends of jobs may follow."""
@@ -369,8 +376,9 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
 
     # ------------------------------------------------------------ reset
     def reset_cache(self) -> None:
-        """Nothing that was stored before is found again, in no tier and after no restart. Slots of
-        jobs under way, whose ends will not be told, rest until no worker can touch them.
+        """Nothing that was stored before is found again, in no tier and after no restart; what is
+        stored from now on, perhaps by weights that no name tells, is found by this process alone.
+        Slots of jobs under way, whose ends will not be told, rest until no worker can touch them.
 
         Raises ``TierError`` of a disk that cannot keep this: everything is answered as missing
         from then on, and the directory must not be opened again.
@@ -381,6 +389,9 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._promotions.reset()
         self._canary.reset()
         self._ledger.drop()
+        self._generation = os.urandom(_GENERATION_BYTES)
+        if self._namespace is None:
+            self._begin(self._blocks.space)
         try:
             self.store.reset()
         except TierError as error:

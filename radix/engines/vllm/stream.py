@@ -46,12 +46,12 @@ class Stream:
         waiting, self._waiting = self._waiting, []
         if not waiting or not self.plain:
             return []
-        mine = self._blocks.store.root_key(self._blocks.space)
+        mine = self._blocks.roots
         told = []
         for event in waiting:
             end = self._ends[event.group]
             raw = [key.tobytes() for key in event.keys]
-            keys = [key[_ROOT_BYTES:] + end for key in raw if key[:_ROOT_BYTES] == mine]
+            keys = [key[_ROOT_BYTES:] + end for key in raw if key[:_ROOT_BYTES] in mine]
             if keys:
                 removed = isinstance(event, BlocksRemoved)
                 self._metrics.add(("told", "removed" if removed else "stored"), len(keys))
