@@ -196,9 +196,11 @@ def test_request_that_never_looks_again_does_not_pin_for_ever(tmp_path: Path) ->
     rig = OffloadRig(4, tmp_path)
     keys = rig.below(1, 2)
     rig.look(keys, rig.request(keys))
+    rig.offload.on_schedule_end(None)
+    rig.settle()
+    assert rig.store.tree.stats().leases, "what came waits for who asked"
     for _ in range(260):
         rig.offload.on_schedule_end(None)
-    rig.settle()
     assert not rig.offload._promotions.waiting and not rig.store.tree.stats().leases
     rig.close()
 
