@@ -252,7 +252,9 @@ class Engine:
         deadline = time.monotonic() + patience_s
         while b"\n" not in self._read:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._answers], [], [], left)[0]:
+            waiting = select.poll()
+            waiting.register(self._answers, select.POLLIN)
+            if not waiting.poll(left * 1000):
                 raise self._failed(f"gave no answer to {order['do']} in {patience_s} s")
             more = os.read(self._answers, 1 << 16)
             if not more:
