@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radix.engines.vllm.facts import weights_digest
+from radix.engines.weights import weights_digest
 
 BYTES = 300_000
 

@@ -80,6 +80,7 @@ class Names:
             revision=options.revision,
         )
         identity.require_stable_hashes(self._options, self._algorithm)
+        identity.require_named_adapters(self._options, facts)
         self._ids: list[int] = [group.group_id for group in config.groups]
         self._geometry = Geometry(
             world=config.parallel.world_size,

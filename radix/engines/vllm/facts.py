@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +16,18 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
 
 from radix.engines.versions import installed
+from radix.engines.vllm.identity import ADAPTERS
+from radix.engines.weights import weights_digest
 from radix.errors import UnsupportedError
 
 # What a layer keeps so that a stored chunk has all that a hit at its end needs.
 _WHOLE = (FullAttentionSpec, MLAAttentionSpec, MambaSpec)
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
+# How images and the like become what the model reads.
+_OF_CONTENTS = (
+    *("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "mm_device_do_normalize"),
+    *("video_pruning_rate", "video_pruning_method", "mm_encoder_fp8_scale_path"),
+)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object that has no text of its own
 # Of a model's own configuration: where it lay and who wrote it down.
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version")
 
@@ -62,42 +68,42 @@ def require_whole_chunks(layers: Iterable[str]) -> None:
 
 def facts_of_config(config: Any) -> dict[str, str]:
     """What the engine's whole configuration, its VllmConfig, says of the bytes. Cost: its size."""
-    cache, model, drafts = config.cache_config, config.model_config, config.speculative_config
-    dummy = str(config.load_config.load_format) == "dummy"
+    cache, model, load = config.cache_config, config.model_config, config.load_config
+    dummy = str(load.load_format) == "dummy"
     return {
         "hash_algorithm": str(cache.prefix_caching_hash_algo),
         "cache_dtype": str(cache.cache_dtype),
+        "layers_of_another_dtype": _said(cache, "kv_cache_dtype_skip_layers"),
         "state_dtype": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}",
+        "states": _said(cache, "mamba_cache_mode", "use_replayssm", "replayssm_buffer_len"),
         "model_dtype": str(model.dtype),
         "model_revision": f"{model.revision} {getattr(model.hf_config, '_commit_hash', None)}",
-        "quantization": str(model.quantization),
+        "model_code": _said(model, "code_revision", "model_impl", "disable_sliding_window"),
+        # Where rope factors or temperatures of attention are chosen by it, keys and values are too.
+        "model_length": str(model.max_model_len),
+        "quantization": f"{model.quantization} {_said(model, 'quantization_config')}",
         "model": _model_digest(model.hf_config),
+        "contents": _said(model.multimodal_config, *_OF_CONTENTS),
         "weights": f"dummy {model.seed}" if dummy else weights_digest(str(model.model)),
-        "drafts": "" if drafts is None else f"{drafts.method} {drafts.model} {drafts.revision}",
+        "loading": _said(load, "load_format", "model_loader_extra_config"),
+        "drafts": _drafts(config.speculative_config),
+        ADAPTERS: "" if config.lora_config is None else "by name and path",
     }
 
 
-def weights_digest(model: str) -> str:
-    """Tells the weights that lie in a folder from others that lay there before: names, sizes and
-    times of change of their files, and samples of their bytes. A copy is the same where it keeps
-    the times. Empty where ``model`` is no folder: a name that the engine resolves.
-
-    Cost: 16 reads a file.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
+def _said(config: Any, *names: str) -> str:
+    """Fields of a configuration, "" for none and None where this version has no such field."""
+    if config is None:
         return ""
-    found = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _WEIGHTS:
-            status = path.stat()
-            size = status.st_size
-            found.update(f"{path.name} {size} {status.st_mtime_ns} ".encode())
-            with path.open("rb") as file:
-                for sample in range(_SAMPLES):
-                    file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                    found.update(file.read(_SAMPLE_BYTES))
-    return found.hexdigest()[:32]
+    text = " ".join(str(getattr(config, name, None)) for name in names)
+    return _ADDRESS.sub("", text)
+
+
+def _drafts(config: Any) -> str:
+    if config is None:
+        return ""
+    digest = weights_digest(str(config.model)) if config.model else ""
+    return f"{config.method} {config.model} {config.revision} {digest}"
 
 
 def _device_name(device: torch.device) -> str:

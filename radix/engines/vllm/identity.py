@@ -21,6 +21,7 @@ from radix.errors import UnsupportedError
 from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES
 
+ADAPTERS = "adapters"  # the fact that says how the engine's hashes know adapters, "" where none are
 KEY_BYTES = HASHED_BYTES
 GROUP_BYTES = 4  # the end of a key names its group, big-endian
 # Algorithms that hash a pickle, whose bytes depend on the Python that writes it.
@@ -59,6 +60,19 @@ def require_stable_hashes(
         f"from a random seed in every process, so nothing kept would ever be found; set "
         f"--prefix-caching-hash-algo sha256_cbor, or {_SEED} to a fixed value"
     )
+
+
+def require_named_adapters(options: Options, facts: Mapping[str, str]) -> None:
+    """Raises ``UnsupportedError`` for a directory under adapters (LoRA) without a ``revision``: the
+    engine's hashes know an adapter by name and path alone, and other weights may lie there at the
+    next start.
+    """
+    if options.directory is not None and facts.get(ADAPTERS) and not options.revision:
+        raise UnsupportedError(
+            f"directory {options.directory!r} with --enable-lora: block hashes know an adapter by "
+            "its name and path alone; give a revision, and another one whenever the files of an "
+            "adapter are replaced"
+        )
 
 
 def namespace(config: Any, geometry: Geometry, options: Options, none_hash: bytes) -> Namespace:

@@ -109,8 +109,9 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         if config.cache.blocks_per_chunk > 1:
             require_whole_chunks(names)
         geometry = geometry_of(config, kv_caches, facts_of(device, names))
-        algorithm = dict(geometry.facts).get("hash_algorithm", "")
-        identity.require_stable_hashes(self.options, algorithm)
+        facts = dict(geometry.facts)
+        identity.require_stable_hashes(self.options, facts.get("hash_algorithm", ""))
+        identity.require_named_adapters(self.options, facts)
         told = None
         if rank == 0:
             sweep()
