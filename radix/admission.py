@@ -121,27 +121,19 @@ def check_largest(
 
 
 def check_capacity(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -> None:
-    """``NeverFitsError`` where a pool holds fewer blocks than are ``needed`` of its group."""
-    for group, spec in enumerate(groups):
-        capacity = tier.capacity_blocks(group)
-        if needed[group] > capacity:
-            raise NeverFitsError(
-                f"tier {tier.name!r}, group {spec.name!r}", needed=needed[group], capacity=capacity
-            )
-    if tier.capability.shares_bytes and len(groups) > 1:
-        _check_budget(tier, groups, needed)
-
-
-def _check_budget(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -> None:
-    """The same where all groups share one budget of bytes: each may fit alone and not all."""
-    sizes = [count * spec.block_bytes for count, spec in zip(needed, groups, strict=True)]
-    left = tier.usage().limit_bytes - sum(sizes)
-    if left < 0:
-        group = sizes.index(max(sizes))
-        spec = groups[group]
-        room = max(0, sizes[group] + left) // spec.block_bytes
-        what = f"tier {tier.name!r}, group {spec.name!r} beside the others of one budget"
-        raise NeverFitsError(what, needed=needed[group], capacity=room)
+    """``NeverFitsError`` where a pool holds fewer blocks than are ``needed`` of its group, alone or
+    beside those of the other groups, where all share what there is.
+    """
+    shared = tier.capability.shares_bytes and len(groups) > 1
+    for beside, told in ((None, ""), (needed, " beside the others")) if shared else ((None, ""),):
+        for group, spec in enumerate(groups):
+            capacity = tier.capacity_blocks(group, beside)
+            if needed[group] > capacity:
+                raise NeverFitsError(
+                    f"tier {tier.name!r}, group {spec.name!r}{told}",
+                    needed=needed[group],
+                    capacity=capacity,
+                )
 
 
 def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:

@@ -278,9 +278,15 @@ class AgreedTier(FrontTier):
         self._mode = mode
 
     # ------------------------------------------------------------ slots
-    def capacity_blocks(self, group: int) -> int:
-        """The least of all ranks'."""
-        return int(self._capacity[group])
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """The least of all ranks'; ``beside`` others by the byte. Cost: the groups."""
+        most = int(self._capacity[group])
+        if beside is None or not self.capability.shares_bytes:
+            return most
+        others = zip(beside, self._groups, strict=True)
+        taken = [count * each.block_bytes for count, each in others]
+        left = self.usage().limit_bytes - sum(taken) + taken[group]
+        return max(0, min(most, left // self._groups[group].block_bytes))
 
     def free_blocks(self, group: int) -> int:
         """The least of all ranks' at the last step, less what was taken since: where groups share

@@ -69,9 +69,9 @@ class FrontTier:
         """The inner tier's."""
         return self.inner.sums(group, slots)
 
-    def capacity_blocks(self, group: int) -> int:
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
         """The inner tier's."""
-        return self.inner.capacity_blocks(group)
+        return self.inner.capacity_blocks(group, beside)
 
     def free_blocks(self, group: int) -> int:
         """The inner tier's."""

@@ -208,8 +208,10 @@ class Tier(Protocol):
         """
         ...
 
-    def capacity_blocks(self, group: int) -> int:
-        """The most blocks of this group that can ever be resident at once (R0)."""
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """The most blocks of this group that can ever be resident at once (R0): alone, or while so
+        many of each other group are there (``beside``, by group; its own entry counts for nothing).
+        """
         ...
 
     def free_blocks(self, group: int) -> int:

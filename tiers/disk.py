@@ -198,9 +198,9 @@ class DiskTier(PooledTier):
 
     # ------------------------------------------------------------------ slots
 
-    def capacity_blocks(self, group: int) -> int:
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
         """Blocks of the group at most, headroom for slots that rest until a commit left out."""
-        return self._books.capacity(group)
+        return self._books.capacity(group, beside)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that ``reserve`` would give. Cost: the segments."""

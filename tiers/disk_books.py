@@ -75,9 +75,12 @@ class DiskBooks:
         """Slots of the group beyond what the cache may fill."""
         return headroom_blocks(self.slab.capacity(group))
 
-    def capacity(self, group: int) -> int:
-        """The most blocks of the group that can be resident at once."""
-        return max(0, self.slab.capacity(group) - self.headroom(group))
+    def capacity(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """The most blocks of the group that can be resident at once, ``beside`` those of others."""
+        others = None
+        if beside is not None:
+            others = [count + self.headroom(other) for other, count in enumerate(beside)]
+        return max(0, self.slab.capacity(group, others) - self.headroom(group))
 
     def leaving(self, group: int) -> int:
         """Slots whose records are on their way out."""

@@ -136,9 +136,9 @@ class HostTier(CopyingTier):
         return self._planes[group]
 
     # ------------------------------------------------------------------ slots
-    def capacity_blocks(self, group: int) -> int:
-        """Blocks of the group if it had the whole slab. Cost: O(1)."""
-        return self._slab.capacity(group)
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """Blocks of the group if it had every segment that others leave it. Cost: the groups."""
+        return self._slab.capacity(group, beside)
 
     def free_blocks(self, group: int) -> int:
         """Blocks that ``reserve`` could give now, lending segments. Cost: the segments."""

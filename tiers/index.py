@@ -74,11 +74,16 @@ class IndexTier(PooledTier):
         return [SlotPool(min(FIRST_SLOTS, self.limit_bytes // size)) for size in sizes]
 
     # ------------------------------------------------------------------ slots
-    def capacity_blocks(self, group: int) -> int:
-        """Slots of the group; under a budget those that it would have alone. Cost: O(1)."""
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """Slots of the group; under a budget those that others leave it. Cost: the groups."""
         if not self.limit_bytes:
             return super().capacity_blocks(group)
-        return self.limit_bytes // self._groups[group].block_bytes
+        taken = sum(
+            count * self._groups[other].block_bytes
+            for other, count in enumerate(beside or ())
+            if other != group
+        )
+        return max(0, self.limit_bytes - taken) // self._groups[group].block_bytes
 
     def free_blocks(self, group: int) -> int:
         """Blocks that ``reserve`` would give; under a budget of what is left of it. Cost: O(1)."""

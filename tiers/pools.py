@@ -179,8 +179,8 @@ class PooledTier:
         return None
 
     # ------------------------------------------------------------------ slots
-    def capacity_blocks(self, group: int) -> int:
-        """Slots of the group's pool. Cost: O(1)."""
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
+        """Slots of the group's pool, whatever is ``beside``. Cost: O(1)."""
         return self._pools[group].capacity
 
     def free_blocks(self, group: int) -> int:

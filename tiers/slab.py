@@ -124,12 +124,19 @@ class SlabAllocator:
             return self.tail_bytes // kind.stride_bytes
         return kind.per_segment
 
-    def capacity(self, cls: int) -> int:
-        """The most slots that the class may have: every segment but one for each other. Where the
-        last segment is short it is counted as this class's, so that the promise always holds.
-        Cost: O(1).
+    def capacity(self, cls: int, beside: Sequence[int] | None = None) -> int:
+        """The most slots that the class may have: every segment but one for each other, or those
+        that so many slots of the others need. Where the last segment is short it is counted as this
+        class's, so that the promise always holds. Cost: the classes.
         """
-        segments = self.segments - self._out_of_use - (len(self.classes) - 1)
+        taken = len(self.classes) - 1
+        if beside is not None:
+            taken = sum(
+                max(1, -(-count // kind.per_segment))
+                for other, (kind, count) in enumerate(zip(self.classes, beside, strict=True))
+                if other != cls
+            )
+        segments = self.segments - self._out_of_use - taken
         if segments <= 0:
             return 0
         per_segment = self.classes[cls].per_segment

@@ -90,6 +90,7 @@ class TierConformance(PartConformance):
         for group in range(4):
             free = tier.free_blocks(group)
             assert 0 < free <= tier.capacity_blocks(group)
+            assert 0 < tier.capacity_blocks(group, [1] * 4) <= tier.capacity_blocks(group)
             try:
                 tier.reserve(group, tier.capacity_blocks(group) + 1)
             except TierFullError as error:

@@ -4,14 +4,25 @@ cached, and never stands at the head of the queue; a step that is too long becom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from radix import Largest, NeverFitsError, Ownership, RequestError, Waiting, pool_sizes
+from radix import (
+    Largest,
+    NeverFitsError,
+    Ownership,
+    PrefixCache,
+    RequestError,
+    Waiting,
+    pool_sizes,
+)
 from radix.plan import Demand
 from radix.tier import View
 from tests.cacherig import build
 from tests.mixes import full, window
 from tests.queuerig import close, end, let_in, queue
+from tiers.host import HostTier
 from tiers.index import IndexTier
 
 A_VIEW = Demand(view=View((0, 1), (0, 1)))
@@ -61,9 +72,31 @@ class Shrinking(IndexTier):
 
     most = 8
 
-    def capacity_blocks(self, group: int) -> int:
+    def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
         """What it can hold from now on."""
         return self.most
+
+
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_what_no_division_of_the_segments_holds_is_refused_at_once(tokens: int) -> None:
+    """Groups share a slab by whole segments. Bytes alone were counted, so that a request that no
+    division of the segments holds was told to wait, for ever.
+    """
+    groups = tuple(full(name, 4096 * size) for name, size in (("a", 1), ("b", 3), ("c", 5)))
+    host = HostTier(4 * 16 * 4096, "host", segment_bytes=16 * 4096)
+    cache = PrefixCache(groups, [host], page_tokens=1)
+    bytes_needed = tokens * sum(group.block_bytes for group in groups)
+    assert bytes_needed <= host.limit_bytes, "by the byte it fits"
+    if tokens == 5:  # one segment for a, one for b, two for c
+        request = cache.admit(list(range(tokens)))
+        assert request.ready
+        request.abort()
+    else:  # b needs a second
+        with pytest.raises(NeverFitsError, match="beside the others"):
+            cache.admit(list(range(tokens)))
+    cache.poll()
+    cache.check()
+    cache.close()
 
 
 def test_waiter_that_comes_to_fit_nowhere_leaves_the_queue_with_its_reason() -> None:
