@@ -5,6 +5,7 @@ pages; pools without pages of their own; options that do not exist; a directory 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,26 +214,39 @@ def test_a_cache_of_plain_bytes_must_say_what_they_mean(tmp_path: Path) -> None:
     storage.close()
 
 
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Tells parts of the engine's configuration, as a server does before its first request."""
+
+    def tell(**parts: dict[str, Any]) -> None:
+        bags = {name: _ConfigBag(name) for name in parts}
+        for name, facts in parts.items():
+            for field, fact in facts.items():
+                bags[name]._set(field, fact)
+        monkeypatch.setattr(get_context(), "_config_bags", bags)
+
+    return tell
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("model_path", "org/b"),
+        ("context_length", 65536),
         ("revision", "v2"),
         ("quantization", "fp8"),
         ("load_format", "dummy"),
     ],
 )
 def test_one_served_name_does_not_make_two_models_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: str
+    tmp_path: Path, publish: Callable[..., None], field: str, value: object
 ) -> None:
     """A storage is told the name that the server goes by; what runs is in the configuration."""
-    told = {"model_path": "org/a", "revision": None, "quantization": None, "load_format": "auto"}
+    told = {"model_path": "org/a", "load_format": "auto"}
+    told |= dict.fromkeys(("revision", "quantization", "context_length"), "")
 
     def under(**changes: Any) -> int:
-        bag = _ConfigBag("model")
-        for name, fact in (told | {"kv_cache_dtype": "auto"} | changes).items():
-            bag._set(name, fact)
-        monkeypatch.setattr(get_context(), "_config_bags", {"model": bag})
+        publish(model=told | {"kv_cache_dtype": "auto"} | changes)
         storage = ours(tmp_path, {"kv": (pool := mha_pool())}, model_name="default")
         found: int = storage.batch_exists(KEYS)
         assert storage.batch_set_v1(KEYS, indices(pool, PAGES)) == [True] * 4
@@ -240,6 +254,40 @@ def test_one_served_name_does_not_make_two_models_one(
         return found
 
     assert [under(), under(), under(**{field: value}), under()] == [0, 4, 0, 4]
+
+
+def test_weights_that_replace_others_in_their_folder_are_another_model(
+    tmp_path: Path, publish: Callable[..., None]
+) -> None:
+    """So is a configuration that was edited there: longer contexts are had so."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights, said = folder / "model.safetensors", folder / "config.json"
+    weights.write_bytes(bytes(1000))
+    said.write_text("{}")
+    publish(model={"model_path": str(folder), "kv_cache_dtype": "auto"})
+
+    def found() -> int:
+        storage = ours(tmp_path / "kept", {"kv": (pool := mha_pool())})
+        there: int = storage.batch_exists(KEYS)
+        assert storage.batch_set_v1(KEYS, indices(pool, PAGES)) == [True] * 4
+        storage.close()
+        return there
+
+    assert [found(), found()] == [0, 4]
+    said.write_text('{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}')
+    assert [found(), found()] == [0, 4]
+    weights.write_bytes(b"\1" * 1000)
+    assert [found(), found()] == [0, 4]
+
+
+def test_adapters_need_a_revision(tmp_path: Path, publish: Callable[..., None]) -> None:
+    publish(lora={"enable_lora": True})
+    with pytest.raises(UnsupportedError, match=r"enable-lora.*name a 'revision'"):
+        ours(tmp_path, {"kv": mha_pool()})
+    ours(tmp_path, {"kv": mha_pool()}, extra={"revision": "one"}).close()
+    publish(lora={"enable_lora": False})
+    ours(tmp_path, {"kv": mha_pool()}).close()
 
 
 def test_pools_are_fixed_by_the_first_use_and_known_before_it(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ import numpy.typing as npt
 import torch
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
+from radix.engines.versions import installed
+from radix.engines.weights import weights_digest
 from radix.errors import LayoutMismatchError, UnsupportedError
 from radix.groups import Group
 from radix.tier import Slots
@@ -42,6 +44,8 @@ _FACTS = (
 _MODEL_FACTS = (
     *("model_path", "revision", "load_format", "dtype", "quantization", "quantization_param_path"),
     *("kv_cache_dtype", "json_model_override_args", "modelopt_quant", "model_checksum"),
+    *("context_length", "model_impl", "model_loader_extra_config", "qsa_indexer_dtype"),
+    *("quantize_and_serve", "rl_quant_profile", "custom_weight_loader"),
 )
 _CHUNKS = 3  # the engine calls from three threads
 _MOST_ROWS = 32
@@ -161,16 +165,32 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 
 def model_facts() -> dict[str, str]:
-    """What the engine's configuration says of the weights and of what the cache holds: the name
-    that it tells a storage is whatever the server is to be called. Empty outside an engine.
+    """What the engine's configuration says of the weights and of what the cache holds, and what
+    lies in the model's folder: the name that it tells a storage is whatever the server is to be
+    called. Empty outside an engine. Cost: 16 reads a file of weights.
     """
-    try:
-        from sglang.srt.runtime_context import get_model
+    model = _published("model")
+    facts = {key: str(getattr(model, key)) for key in _MODEL_FACTS if hasattr(model, key)}
+    if "model_path" in facts:
+        facts["weights"] = weights_digest(facts["model_path"])
+        facts["images"] = str(getattr(_published("mm"), "mm_process_config", None))
+        facts["sglang"] = installed("sglang")
+    return facts
 
-        model = get_model()
-    except (ImportError, ValueError):  # no engine runs in this process
-        return {}
-    return {key: str(getattr(model, key)) for key in _MODEL_FACTS if hasattr(model, key)}
+
+def has_adapters() -> bool:
+    """Whether the engine serves LoRA adapters, which its hashes know by name and path alone."""
+    return bool(getattr(_published("lora"), "enable_lora", False))
+
+
+def _published(namespace: str) -> Any | None:
+    """A part of the engine's configuration; None where no engine runs in this process."""
+    try:
+        from sglang.srt.runtime_context import get_context
+
+        return get_context().config_bag(namespace)
+    except (ImportError, ValueError):
+        return None
 
 
 def logical_dtype(pool: Any, stated: str) -> str:

@@ -36,6 +36,7 @@ from radix.engines.sglang.host_pools import (
     Bytes,
     HostPool,
     bytes_of,
+    has_adapters,
     logical_dtype,
     model_facts,
 )
@@ -145,6 +146,12 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         if KV not in self._pools:
             raise RequestError("no KV host pool was registered before on_host_pools_registered")
         logical_dtype(self._pools[KV].pool, self.options.kv_dtype)
+        if has_adapters() and not self.options.revision:
+            raise UnsupportedError(
+                "--enable-lora: page hashes know an adapter by its name and path alone; name a "
+                "'revision' in --hicache-storage-backend-extra-config, and another one whenever "
+                "the files of an adapter are replaced"
+            )
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_format(self.directory, _DISK)
         groups = [pool.group for pool in self._ordered()]
