@@ -50,8 +50,6 @@ def check_model(model: Any) -> None:
         raise UnsupportedError(f"{name}: expected a decoder with a language modelling head")
     if not model._supports_default_dynamic_cache():
         raise UnsupportedError(f"{name} has a cache class of its own, not DynamicCache")
-    if model._hf_peft_config_loaded:
-        raise UnsupportedError(f"{name} has adapters loaded, which may be switched: merge them")
     if (model.tp_size or 1) > 1:
         raise UnsupportedError(f"{name} is split over {model.tp_size} processes, expected one")
     for kind in _rope_types(
@@ -76,9 +74,15 @@ def _rope_types(parameters: Any) -> list[str]:
 
 
 def check_mode(model: Any) -> None:
-    """``ValueError`` for a model whose layers may drop what they compute."""
+    """Of a model that may have changed since it was taken: ``ValueError`` where its layers may drop
+    what they compute, ``UnsupportedError`` where adapters, now or later, switch what it computes.
+    """
     if model.training:
         raise ValueError("model is in training mode, call model.eval()")
+    if model._hf_peft_config_loaded:
+        raise UnsupportedError(
+            f"{type(model).__name__} has adapters loaded, which may be switched: merge them"
+        )
 
 
 def prompt_of(ids: object, device: torch.device) -> torch.Tensor:
@@ -90,7 +94,7 @@ def prompt_of(ids: object, device: torch.device) -> torch.Tensor:
         tensor = ids
     else:
         array = np.asarray(ids)
-        if array.dtype.kind not in "iu":
+        if array.size and array.dtype.kind not in "iu":
             raise TypeError(f"input_ids must be integers, not {array.dtype}")
         tensor = torch.from_numpy(array.astype(np.int64))
     if tensor.dtype not in (torch.int64, torch.int32):

@@ -146,6 +146,19 @@ def test_training_begun_later_is_refused_too(tmp_path: Path) -> None:
             cached.generate([1, 2, 3], max_new_tokens=1)
 
 
+def test_adapters_that_are_loaded_later_are_noticed(tmp_path: Path) -> None:
+    """Switching them changes no weight, and what the model computes."""
+    model = BY_NAME["Llama"].model()
+    with opened(model, tmp_path / "kept") as cached:
+        model._hf_peft_config_loaded = True
+        with pytest.raises(UnsupportedError, match=r"adapters loaded.*merge them"):
+            cached.generate([1, 2, 3], max_new_tokens=1)
+        with pytest.raises(UnsupportedError, match=r"adapters loaded.*merge them"):
+            cached.restore([1, 2, 3])
+        with pytest.raises(ValueError, match=r"shape \(0,\), expected \(1, tokens\)"):
+            cached.generate([], max_new_tokens=1)
+
+
 def test_the_first_tier_is_host_memory(tmp_path: Path) -> None:
     """Blocks are written into it in place."""
     with pytest.raises(TypeError, match="must begin with a HostTier, not DiskTier"):
