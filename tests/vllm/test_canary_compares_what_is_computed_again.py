@@ -137,12 +137,14 @@ def test_only_whole_blocks_are_compared() -> None:
 
 
 def test_share_is_of_keys_and_the_same_in_every_run() -> None:
-    one, two = OffloadRig(8, canary=0.1), OffloadRig(8, canary=0.1)
+    one, two, none = (OffloadRig(8, canary=share) for share in (0.1, 0.1, 0.0))
     keys = keys_of(*range(4000))
     picked = [key for key in keys if one.offload._canary.picks(key)]
     assert picked == [key for key in keys if two.offload._canary.picks(key)]
     assert 300 < len(picked) < 500
-    assert not any(OffloadRig(8).offload._canary.picks(key) for key in keys)
+    assert not any(none.offload._canary.picks(key) for key in keys)
+    for rig in (one, two, none):
+        rig.close()
 
 
 def test_scratch_without_room_compares_nothing_and_keeps_the_block() -> None:
