@@ -136,7 +136,7 @@ class SharedMemory:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits until the creator has sized it
             created = False
         status = os.fstat(descriptor)
-        if not path.exists() or path.stat().st_ino != status.st_ino:
+        if not is_at(path, status):
             return None
         if not created and status.st_size == 0:
             return None  # its creator died before it sized it
@@ -156,11 +156,20 @@ class SharedMemory:
         except OSError:
             path.unlink()
             raise
+        # For a moment nobody holds it: whoever sweeps up what dead processes left may take it away.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return True
+        return True if is_at(path, status) else None
 
     def _forget_file(self) -> None:
         if self.created and self._path is not None:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether a path names the file that has this status."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except FileNotFoundError:
+        return False

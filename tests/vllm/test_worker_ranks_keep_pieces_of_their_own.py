@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -36,6 +37,7 @@ from tests.vllm.workerrig import (
     config_of,
     slots_spec,
 )
+from tiers.memory import SharedMemory
 
 PAGES = [[(0, 560), (1, 560)], [(0, 1024)]]
 SHARED = Path("/dev/shm")
@@ -169,6 +171,44 @@ def test_what_a_killed_worker_left_is_swept_and_a_live_ones_stays(
     assert not left_over(dead_id)
     assert len(left_over(live_id)) == 2
     assert live.ask(None) == ["over", "over"]
+
+
+def test_a_pool_that_is_just_made_is_not_swept_by_another_engines_start() -> None:
+    """Its workers and its scheduler would map two files of one name, each its own."""
+    name = shared_name(config_of().engine_id, "pool")
+    over = threading.Event()
+
+    def start_others() -> None:
+        while not over.is_set():
+            sweep()
+
+    others = [threading.Thread(target=start_others, daemon=True) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        for attempt in range(1500):
+            first = SharedMemory("host", 4096, name, 1)
+            second = SharedMemory("host", 4096, name, 1)
+            try:
+                assert (first.created, second.created) == (True, False), f"attempt {attempt}"
+            finally:
+                second.close()
+                first.close()
+    finally:
+        over.set()
+        for other in others:
+            other.join()
+
+
+def test_what_a_dead_engine_of_the_same_id_published_is_not_read(tmp_path: Path) -> None:
+    geometry = Geometry(1, 1, (0,), ((64,),))
+    dead = tmp_path / shared_name("again", "geometry")
+    dead.write_text(replace(geometry, world=2).to_json())
+    with pytest.raises(TierUnavailableError, match="no worker has published"):
+        published("again", timeout_s=0.05, folder=tmp_path)
+    told = Published(geometry, "again", tmp_path)
+    assert published("again", 0.0, tmp_path) == geometry
+    told.close()
 
 
 def test_a_process_that_ends_without_a_word_leaves_no_names() -> None:

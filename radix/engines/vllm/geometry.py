@@ -16,7 +16,8 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ from radix.errors import LayoutMismatchError, TierUnavailableError
 from radix.groups import Group
 from radix.layout import Layout, Part
 from tiers.host import HostTier
-from tiers.memory import SHARED_FOLDER
+from tiers.memory import SHARED_FOLDER, is_at
 
 PREFIX = "radix-vllm-"
 PUBLISHED_WAIT_S = 120.0
 _LOOK_AGAIN_S = 0.02
+_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +159,16 @@ class Published:
                 raise
             else:
                 self._descriptor = descriptor
-        names = (self._path, folder / shared_name(engine_id, "pool"))
+        # The pool's first: as long as the other stands, nobody begins anew under this id.
+        names = (folder / shared_name(engine_id, "pool"), self._path)
         self._end = weakref.finalize(self, _forget, os.getpid(), names)
 
     def _refuse_live(self, engine_id: str) -> None:
-        if self._path.exists() and not _abandoned(self._path):
+        for _ in range(_LOOKS):  # a rank that looks whether the file is abandoned holds it, shortly
+            if not self._path.exists() or _abandoned(self._path):
+                return
+            time.sleep(_LOOK_AGAIN_S)
+        if self._path.exists():
             raise TierUnavailableError(
                 "host", f"engine_id {engine_id!r} is in use by another engine on this machine"
             )
@@ -194,14 +201,16 @@ def published(
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return Geometry.of_json(path.read_text())
+            if not _abandoned(path):  # of an engine that died, whose id this one has again
+                return Geometry.of_json(path.read_text())
         except FileNotFoundError:
-            if time.monotonic() >= deadline:
-                raise TierUnavailableError(
-                    "host",
-                    f"no worker has published {path} within {timeout_s:g} s: the scheduler and its "
-                    "workers must run on one machine",
-                ) from None
+            pass
+        if time.monotonic() >= deadline:
+            raise TierUnavailableError(
+                "host",
+                f"no worker has published {path} within {timeout_s:g} s: the scheduler and its "
+                "workers must run on one machine",
+            )
         time.sleep(_LOOK_AGAIN_S)
 
 
@@ -211,23 +220,36 @@ def sweep(folder: Path = SHARED_FOLDER) -> int:
     """
     removed = 0
     for path in folder.glob(f"{PREFIX}*"):
-        if _abandoned(path):
-            path.unlink(missing_ok=True)
-            removed += 1
+        # Under the lock: who is just about to take the file waits, and finds that it has gone.
+        with _alone(path) as abandoned:
+            if abandoned:
+                path.unlink(missing_ok=True)
+                removed += 1
     return removed
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether nobody holds this file. One that is not ours to open, or is gone, is left alone."""
+    """Whether nobody holds this file."""
+    with _alone(path) as abandoned:
+        return abandoned
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Whether nobody holds this file; nobody takes it meanwhile. One that is not ours to open, or
+    is gone, is left alone.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False
+        yield False
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield is_at(path, os.fstat(descriptor))  # else it is another's by now
     finally:
         os.close(descriptor)
