@@ -1,12 +1,15 @@
 """What must be the same before one run's state may serve another: the weights, byte by byte, the
-configuration, the dtypes, and how attention is computed. Keeps the promise that state of other
-weights is a miss, never wrong data.
+configuration, the dtypes, the code, and how attention is computed. Keeps the promise that state of
+other weights is a miss, never wrong data.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from radix._native import ffi, lib
 from radix.engines.versions import installed
 from radix.errors import UnsupportedError
 
+_THIS_PROCESS = os.urandom(16)
 # Of a configuration: where it came from and which release wrote it, not what it computes.
 _NOT_COMPUTED = ("_name_or_path", "transformers_version", "architectures")
 
@@ -65,10 +69,30 @@ def _described(model: Any) -> str:
             "dtype": str(model.dtype),
             "attention": str(model.config._attn_implementation),
             "transformers": installed("transformers"),
+            "code": _code(model),
         },
         sort_keys=True,
         default=str,
     )
+
+
+def _code(model: Any) -> list[str]:
+    """Digests of the files in which the model's modules are written, as long as they are not
+    torch's: code of a model's own may be edited and keep its name. What has no file is known to
+    this process alone. Cost: reads them.
+    """
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    names = {kind.__module__ for kind in kinds}
+    found = set()
+    for name in names:
+        if name.partition(".")[0] not in ("torch", "builtins", "abc", "typing"):
+            path = getattr(sys.modules.get(name), "__file__", None)
+            try:
+                content = Path(path).read_bytes() if path else _THIS_PROCESS
+            except OSError:
+                content = _THIS_PROCESS
+            found.add(hashlib.sha256(content).hexdigest())
+    return sorted(found)
 
 
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:

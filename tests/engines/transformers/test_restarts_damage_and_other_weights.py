@@ -4,6 +4,7 @@ and no token; state of other weights, another dtype or another attention is a mi
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import subprocess
@@ -135,6 +136,28 @@ def test_what_computes_otherwise_is_a_miss_under_the_same_directory(
         assert _served(cached, "disk") == _served(cached, "host") == 0, cached.counters
         _answer(cached, ids)
         assert _served(cached, "host") == 96
+
+
+def test_code_of_a_models_own_that_was_edited_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same name, over the same weights."""
+    ids, source = _ids(7), tmp_path / "modeling_own_of_this_test.py"
+    code = "import transformers\n\nclass Own(transformers.LlamaForCausalLM):\n    number = {}\n"
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def served(number: int) -> int:
+        source.write_text(code.format(number))
+        monkeypatch.delitem(sys.modules, source.stem, raising=False)
+        importlib.invalidate_caches()
+        model = model_of("Llama")
+        own = importlib.import_module(source.stem).Own(model.config).eval()
+        own.load_state_dict(model.state_dict())
+        with opened(own, tmp_path / "kept") as cached:
+            _answer(cached, ids)
+            return _served(cached, "disk")
+
+    assert [served(1), served(1), served(2), served(1)] == [0, 96, 0, 96]
 
 
 def test_weights_written_in_place_are_noticed_at_the_next_call(tmp_path: Path) -> None:
