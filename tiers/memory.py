@@ -151,14 +151,26 @@ class SharedMemory:
             path.unlink()  # never cut: a mapping past the new end would kill its process
             return None
         try:
+            self._require_room(path)
             # Reserves the pages: writing to a full /dev/shm would kill this process.
             os.posix_fallocate(descriptor, 0, self.nbytes)
-        except OSError:
+        except (OSError, TierUnavailableError):
             path.unlink()
             raise
         # For a moment nobody holds it: whoever sweeps up what dead processes left may take it away.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return True if is_at(path, status) else None
+
+    def _require_room(self, path: Path) -> None:
+        """Looks before it takes: filling the file system would harm others, for nothing."""
+        there = os.statvfs(path.parent)
+        free = there.f_bavail * there.f_frsize + os.stat(path).st_blocks * 512
+        if free < self.nbytes:
+            raise TierUnavailableError(
+                self._tier,
+                f"no {self.nbytes} bytes of shared memory: {path.parent} has room for {free}; "
+                "enlarge it (--shm-size of a container), or ask for less",
+            )
 
     def _forget_file(self) -> None:
         if self.created and self._path is not None:

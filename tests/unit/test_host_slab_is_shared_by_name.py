@@ -17,6 +17,7 @@ from radix.errors import TierUnavailableError
 from radix.groups import Group
 from radix.tier import Transfer, Urgency
 from tiers.host import AdoptedTier, HostTier
+from tiers.memory import SHARED_FOLDER, SharedMemory
 
 GROUPS = (Group.full("kv", 5000),)
 LIMIT = 8 * 8192
@@ -119,3 +120,10 @@ def test_a_fork_does_not_inherit_the_slab() -> None:
         os._exit(int(inherited))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     host.close()
+
+
+def test_more_than_shared_memory_holds_is_refused_with_what_to_change(name: str) -> None:
+    """Before anything of it is filled, and leaves no name: the default of a container is 64 MiB."""
+    with pytest.raises(TierUnavailableError, match=r"/dev/shm has room for \d+; .*--shm-size"):
+        SharedMemory("host", 1 << 50, name, 1)
+    assert not (SHARED_FOLDER / name).exists()
