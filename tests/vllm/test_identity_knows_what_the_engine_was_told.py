@@ -82,6 +82,21 @@ def test_what_decides_the_numbers_is_another_cache(folder: Path, told: dict[str,
     assert facts(folder, **told) != facts(folder)
 
 
+def test_weights_from_elsewhere_are_another_cache(folder: Path, tmp_path: Path) -> None:
+    """As vLLM says it of weights in an object store, or in a file beside the configuration."""
+    config = config_of(folder)
+    before = facts_of_config(config)
+    config.model_config.model_weights = "s3://bucket/model"
+    there = facts_of_config(config)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    config.model_config.model_weights = str(file)
+    one = facts_of_config(config)
+    file.write_bytes(b"two")
+    found = [str(each) for each in (before, there, one, facts_of_config(config))]
+    assert len(set(found)) == 4
+
+
 @pytest.mark.parametrize("change", [yarn, images, weights])
 def test_a_folder_that_was_edited_is_another_cache(
     folder: Path, change: Callable[[Path], None]

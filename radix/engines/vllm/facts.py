@@ -84,7 +84,7 @@ def facts_of_config(config: Any) -> dict[str, str]:
         "quantization": f"{model.quantization} {_said(model, 'quantization_config')}",
         "model": _model_digest(model.hf_config),
         "contents": _said(model.multimodal_config, *_OF_CONTENTS),
-        "weights": f"dummy {model.seed}" if dummy else weights_digest(str(model.model)),
+        "weights": f"dummy {model.seed}" if dummy else _weights(model),
         "loading": _said(load, "load_format", "model_loader_extra_config"),
         "drafts": _drafts(config.speculative_config),
         ADAPTERS: "" if config.lora_config is None else "by name and path",
@@ -97,6 +97,13 @@ def _said(config: Any, *names: str) -> str:
         return ""
     text = " ".join(str(getattr(config, name, None)) for name in names)
     return _ADDRESS.sub("", text)
+
+
+def _weights(model: Any) -> str:
+    """Where they are loaded from elsewhere than the folder of the configuration, from there too."""
+    elsewhere = str(getattr(model, "model_weights", "") or "")
+    digests = [weights_digest(place) for place in (str(model.model), elsewhere) if place]
+    return " ".join([*digests, elsewhere]).strip()
 
 
 def _drafts(config: Any) -> str:
