@@ -15,13 +15,14 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
+    RSWASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.kv_offload.base import OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingParallelConfig
 
 from radix.engines.versions import require
-from radix.engines.vllm.facts import require_whole_chunks
+from radix.engines.vllm.facts import require_known_kinds, require_whole_chunks
 from radix.engines.vllm.geometry import Geometry, Published
 from radix.engines.vllm.options import ENGINE_KEYS, Options
 from radix.engines.vllm.spec import NEEDED, RadixOffloadingSpec
@@ -153,6 +154,22 @@ def test_chunks_of_several_blocks_are_taken_only_where_none_of_them_can_be_gone(
         for name, kind in (("near", "SlidingWindowSpec"), ("other", "of an unknown kind")):
             with pytest.raises(UnsupportedError, match=f"over layer {name}, {kind}.*leave out bl"):
                 require_whole_chunks(["full", name])
+
+
+def test_a_layer_that_keeps_something_unknown_is_refused_by_its_name() -> None:
+    """Also where its class derives from a known one: vLLM's connector takes it for that."""
+    sizes = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+    config = VllmConfig()
+    config.compilation_config.static_forward_context.update(
+        full=Layer(FullAttentionSpec(**sizes)),
+        near=Layer(SlidingWindowSpec(**sizes, sliding_window=128)),
+        state=Layer(MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))),
+        strange=Layer(RSWASpec(**sizes, rswa_window=128)),
+    )
+    with set_current_vllm_config(config):
+        require_known_kinds(["full", "near", "state", "shared with another"])
+        with pytest.raises(UnsupportedError, match="layer strange keeps a RSWASpec, expected one"):
+            require_known_kinds(["full", "strange"])
 
 
 def test_chunks_of_several_blocks_of_unknown_groups_are_refused_at_start() -> None:

@@ -8,12 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
 
 from radix.engines.versions import installed
 from radix.engines.vllm.identity import ADAPTERS
@@ -22,6 +29,9 @@ from radix.errors import UnsupportedError
 
 # What a layer keeps so that a stored chunk has all that a hit at its end needs.
 _WHOLE = (FullAttentionSpec, MLAAttentionSpec, MambaSpec)
+# Of which a block holds the same whoever computed it. Kinds derived from these need not: one that
+# lets go of what was generated, but not of the prompt, computes a prompt's end otherwise.
+_KNOWN = (*_WHOLE, SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec)
 # How images and the like become what the model reads.
 _OF_CONTENTS = (
     *("mm_processor_kwargs", "media_io_kwargs", "mm_encoder_attn_dtype", "mm_device_do_normalize"),
@@ -46,6 +56,19 @@ def facts_of(device: torch.device, layers: Iterable[str]) -> tuple[tuple[str, st
     return tuple(sorted(said.items()))
 
 
+def require_known_kinds(layers: Iterable[str]) -> None:
+    """Raises ``UnsupportedError`` for a layer that keeps something of a kind that is not known.
+
+    ``layers``: names of the layers whose blocks are kept. Cost: the layers.
+    """
+    for name, kind in _kinds(layers):
+        if kind is not None and kind not in _KNOWN:
+            raise UnsupportedError(
+                f"layer {name} keeps a {kind.__name__}, expected one of "
+                f"{', '.join(known.__name__ for known in _KNOWN)}: start without this cache"
+            )
+
+
 def require_whole_chunks(layers: Iterable[str]) -> None:
     """Raises ``UnsupportedError`` unless every chunk of several blocks is stored with all that a
     hit at its end needs: of full attention all of them, of a state the last one. A window's first
@@ -54,16 +77,22 @@ def require_whole_chunks(layers: Iterable[str]) -> None:
 
     ``layers``: names of the layers whose blocks are kept. Cost: the layers.
     """
+    for name, kind in _kinds(layers):
+        if kind not in _WHOLE:
+            said = "of an unknown kind" if kind is None else kind.__name__
+            raise UnsupportedError(
+                f"blocks_per_chunk above 1 over layer {name}, {said}: a chunk of several blocks "
+                "may lack some that a hit needs; leave out blocks_per_chunk and block_size"
+            )
+
+
+def _kinds(layers: Iterable[str]) -> Iterator[tuple[str, type | None]]:
+    """What each layer says that it keeps, by its exact class; None where nobody says it."""
     config: Any = get_current_vllm_config_or_none()
     known = {} if config is None else config.compilation_config.static_forward_context
     for name in layers:
         kept = known[name].get_kv_cache_spec(config) if name in known else None
-        if type(kept) not in _WHOLE:
-            kind = "of an unknown kind" if kept is None else type(kept).__name__
-            raise UnsupportedError(
-                f"blocks_per_chunk above 1 over layer {name}, {kind}: a chunk of several blocks "
-                "may lack some that a hit needs; leave out blocks_per_chunk and block_size"
-            )
+        yield name, None if kept is None else type(kept)
 
 
 def facts_of_config(config: Any) -> dict[str, str]:

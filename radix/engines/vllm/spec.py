@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.base import (
 
 from radix.engines.versions import require
 from radix.engines.vllm import identity, metrics
-from radix.engines.vllm.facts import facts_of, require_whole_chunks
+from radix.engines.vllm.facts import facts_of, require_known_kinds, require_whole_chunks
 from radix.engines.vllm.geometry import Geometry, Published, published, sweep
 from radix.engines.vllm.offload import Offload
 from radix.engines.vllm.options import Options
@@ -106,6 +106,7 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         config, rank = self.config, self.config.parallel.rank
         device = kv_caches.tensors[0].tensor.device
         names = [name for group in config.groups for name in group.layer_names]
+        require_known_kinds(names)
         if config.cache.blocks_per_chunk > 1:
             require_whole_chunks(names)
         geometry = geometry_of(config, kv_caches, facts_of(device, names))
