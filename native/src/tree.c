@@ -603,6 +603,7 @@ uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first) {
         t->leases[slot].gen = 1;
     }
     t->leases[slot].node = i;
+    t->leases[slot].next_free = NIL; /* a slot in use has no mark: rdx_flat_release */
     t->leases[slot].mask = mask;
     t->leases[slot].first = first;
     rdx_pins_put(t, &t->leases[slot], i);
