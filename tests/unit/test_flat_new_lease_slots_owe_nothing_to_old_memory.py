@@ -1,8 +1,8 @@
 """Leases of a set of keys are given back whatever lay in the memory of their slots before.
 
-The fault: a slot that was used for the first time kept what the allocator left in one of its fields,
-which the release of a set reads as its mark for "stands twice". Where freed memory held that mark,
-``LeaseError`` was raised for leases that were held, once in some hundred runs.
+The fault: a slot that was used for the first time kept what the allocator left in one of its
+fields, which the release of a set reads as its mark for "stands twice". Where freed memory held
+that mark, ``LeaseError`` was raised for leases that were held, once in some hundred runs.
 """
 
 from __future__ import annotations
