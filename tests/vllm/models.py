@@ -101,7 +101,7 @@ GEMMA3 = Model("gemma3", _SHARED | _GEMMA3, "float32", 32, 0.15, 0.008, 40.0)
 # Where the processor has bfloat16 of its own, vLLM would keep the state in float32 and take blocks
 # of 384 tokens, elsewhere in the model's type, with blocks of 256: the same everywhere then. Left
 # to itself vLLM 0.32 chooses the block in the worker, and a scheduler in another process keeps
-# states at multiples of 128, where no block ends: nothing hits, with a connector or without.
+# states at multiples of 128, where no block ends, and offers none.
 QWEN3_NEXT = Model(
     "qwen3_next",
     _SHARED | _QWEN3_NEXT,
