@@ -6,16 +6,18 @@ misspelt limit never becomes a default. Keeps no invariant of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radix.arguments import at_least_one
+from radix.engines.options import chosen, text
 from radix.errors import UnsupportedError
 from radix.policy.eviction import check_policy
 
 # Keys of the same dictionary that are the engine's; it takes most of them out before we see it.
 ENGINE_KEYS = (
-    *("backend_name", "module_path", "class_name", "interface_v1", "tp_lcm_size"),
+    *("backend_name", "module_path", "class_name", "tp_lcm_size"),
     *("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token"),
     "hicache_storage_pass_prefix_keys",
 )
@@ -26,7 +28,6 @@ _ELSEWHERE = {
     "max_size": "limit_bytes",
     "eviction_policy": "policy",
 }
-_FLAG = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Options:
     folder of its own in it. ``limit_bytes``: what a rank may take there, index and pages.
     ``policy``: which pages go first. ``revision``: of the weights, where the model's name does not
     tell: another one is another cache. ``kv_dtype``: what the cache holds, where the engine cannot
-    say it. ``threads``: that move pages. ``zero_copy``: the engine's ``interface_v1``.
+    say it. ``threads``: that move pages. ``interface_v1``: the engine's key, which we read too.
     """
 
     directory: str
@@ -46,21 +47,20 @@ class Options:
     revision: str = ""
     kv_dtype: str = ""
     threads: int = 2
-    zero_copy: bool = False
+    interface_v1: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("directory", "policy", "revision", "kv_dtype"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be text, not {getattr(self, name)!r}")
-        if not self.directory:
-            raise ValueError("directory must not be empty")
-        for name in ("limit_bytes", "threads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        text("directory", self.directory, empty=False)
+        for name in ("policy", "revision", "kv_dtype"):
+            text(name, getattr(self, name))
+        at_least_one("limit_bytes", self.limit_bytes)
+        at_least_one("threads", self.threads)
         check_policy(self.policy)
+
+    @property
+    def zero_copy(self) -> bool:
+        """Whether pages move from and into the host pool itself."""
+        return bool(self.interface_v1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
@@ -69,18 +69,16 @@ class Options:
         Raises: ``ValueError`` for a key that is not known, naming those that are, for one that is
         missing and for a value out of range; ``TypeError`` for a wrong kind of value.
         """
-        ours = [field.name for field in fields(cls) if field.name != "zero_copy"]
-        entries = dict(given or {})
-        zero_copy = bool(entries.get("interface_v1", 0))
-        for key in entries:
-            if key in ours or key in ENGINE_KEYS:
-                continue
-            hint = f"; what you mean is {_ELSEWHERE[key]!r} here" if key in _ELSEWHERE else ""
-            raise ValueError(f"{_FLAG}: {key!r} is not one of {', '.join(ours)}{hint}")
-        for key in ("directory", "limit_bytes"):
-            if key not in entries:
-                raise ValueError(f"{_FLAG} must name {key!r}, of {', '.join(ours)}")
-        return cls(**{key: entries[key] for key in ours if key in entries}, zero_copy=zero_copy)
+        return cls(
+            **chosen(
+                cls,
+                given or {},
+                "--hicache-storage-backend-extra-config",
+                engine=ENGINE_KEYS,
+                elsewhere=_ELSEWHERE,
+                needed=("directory", "limit_bytes"),
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

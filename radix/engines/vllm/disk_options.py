@@ -6,10 +6,11 @@ no invariant of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from radix.arguments import at_least_one
+from radix.engines.options import chosen, one_of, text
 from radix.policy.eviction import check_policy
 
 # Keys of the same entry that the engine takes out before the tier sees them.
@@ -49,26 +50,15 @@ class DiskOptions:
     locality: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("directory", "policy", "revision", "after_reset"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be text, not {getattr(self, name)!r}")
-        if not self.directory:
-            raise ValueError("directory must not be empty")
-        for name in ("limit_bytes", "threads"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        text("directory", self.directory, empty=False)
+        text("policy", self.policy)
+        text("revision", self.revision)
+        at_least_one("limit_bytes", self.limit_bytes)
+        at_least_one("threads", self.threads)
         check_policy(self.policy)
-        if self.after_reset not in AFTER_RESET:
-            raise ValueError(
-                f"after_reset must be one of {', '.join(AFTER_RESET)}, not {self.after_reset!r}"
-            )
-        if self.locality is not None and self.locality not in _LOCALITIES:
-            raise ValueError(
-                f"locality must be one of {', '.join(_LOCALITIES)}, not {self.locality!r}"
-            )
+        one_of("after_reset", self.after_reset, AFTER_RESET)
+        if self.locality is not None:
+            one_of("locality", self.locality, _LOCALITIES)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> DiskOptions:
@@ -77,22 +67,13 @@ class DiskOptions:
         Raises: ``ValueError`` for a key that is not known, naming those that are, for one that is
         missing and for a value out of range; ``TypeError`` for a wrong kind of value.
         """
-        names = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - {*names, *ENGINE_KEYS})
-        if unknown:
-            hints = [f"{key} is {_ELSEWHERE[key]} here" for key in unknown if key in _ELSEWHERE]
-            raise ValueError(
-                f"RadixDiskTier has unknown keys {', '.join(unknown)}"
-                f"{''.join('; ' + hint for hint in hints)}; known are {', '.join(names)} and the "
-                f"engine's {', '.join(ENGINE_KEYS)}"
+        return cls(
+            **chosen(
+                cls,
+                given,
+                "the entry of RadixDiskTier",
+                engine=ENGINE_KEYS,
+                elsewhere=_ELSEWHERE,
+                needed=("directory", "limit_bytes"),
             )
-        missing = [name for name in ("directory", "limit_bytes") if name not in given]
-        if missing:
-            raise ValueError(f"RadixDiskTier needs {' and '.join(missing)} in its entry")
-        return cls(**{name: given[name] for name in names if name in given})
-
-    def folder(self, parallel: Any) -> Path:
-        """Where this engine keeps its blocks: of several data parallel replicas each its own."""
-        if parallel.data_parallel_size > 1:
-            return Path(self.directory) / f"dp-{parallel.data_parallel_index}"
-        return Path(self.directory)
+        )

@@ -6,9 +6,12 @@ never becomes a default. Keeps no invariant of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from radix.arguments import at_least_one
+from radix.engines.options import chosen, share, text
 from radix.errors import UnsupportedError
 from radix.policy.eviction import check_policy
 
@@ -57,25 +60,22 @@ class Options:
     revision: str = ""
 
     def __post_init__(self) -> None:
-        _whole("host_bytes", self.host_bytes)
+        at_least_one("host_bytes", self.host_bytes)
         if self.directory is not None:
-            if not isinstance(self.directory, str) or not self.directory:
-                raise TypeError(f"directory must be a path as text, not {self.directory!r}")
+            text("directory", self.directory, empty=False)
             if self.disk_bytes is None:
                 raise ValueError("disk_bytes is needed with a directory: what it may take there")
         if self.disk_bytes is not None:
             if self.directory is None:
                 raise ValueError("disk_bytes is given without a directory")
-            _whole("disk_bytes", self.disk_bytes)
-        if not isinstance(self.policy, str):
-            raise TypeError(f"policy must be text, not {self.policy!r}")
+            at_least_one("disk_bytes", self.disk_bytes)
+        text("policy", self.policy)
         check_policy(self.policy)
-        _share("canary", self.canary)
-        _share("canary_tolerance", self.canary_tolerance)
+        share("canary", self.canary)
+        share("canary_tolerance", self.canary_tolerance)
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify must be true or false, not {self.verify!r}")
-        if not isinstance(self.revision, str):
-            raise TypeError(f"revision must be text, not {self.revision!r}")
+        text("revision", self.revision)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -85,34 +85,28 @@ class Options:
         known, for a missing one and for a value out of range; ``TypeError`` for a wrong kind of
         value; ``UnsupportedError`` for what the engine offers and this adapter does not take.
         """
-        names = [field.name for field in fields(cls)]
-        unknown = sorted(set(given) - {*names, *ENGINE_KEYS})
-        if unknown:
-            hints = [f"{key} is {_ELSEWHERE[key]} here" for key in unknown if key in _ELSEWHERE]
-            raise ValueError(
-                f"kv_connector_extra_config has unknown keys {', '.join(unknown)}"
-                f"{''.join('; ' + hint for hint in hints)}; known are {', '.join(names)} and "
-                f"the engine's {', '.join(ENGINE_KEYS)}"
-            )
+        where = "kv_connector_extra_config"
         if given.get("canonical_layout"):
             raise UnsupportedError(
                 "canonical_layout is not supported: every rank keeps the bytes of its own shard; "
-                "leave it out of kv_connector_extra_config"
+                f"leave it out of {where}"
             )
-        if "host_bytes" not in given:
-            raise ValueError("host_bytes is missing from kv_connector_extra_config")
-        return cls(**{name: given[name] for name in names if name in given})
+        return cls(
+            **chosen(
+                cls,
+                given,
+                where,
+                engine=ENGINE_KEYS,
+                elsewhere=_ELSEWHERE,
+                needed=("host_bytes",),
+            )
+        )
 
 
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of bytes, not {value!r}")
-    if value <= 0:
-        raise ValueError(f"{name} must be at least 1 byte, not {value}")
-
-
-def _share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number from 0 to 1, not {value!r}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, not {value}")
+def replica_folder(directory: str, parallel: Any) -> Path:
+    """Where an engine keeps its blocks: of several data parallel replicas each its own.
+    ``parallel``: the parallel part of the engine's OffloadingConfig.
+    """
+    if parallel.data_parallel_size > 1:
+        return Path(directory) / f"dp-{parallel.data_parallel_index}"
+    return Path(directory)

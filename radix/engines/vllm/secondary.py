@@ -35,6 +35,7 @@ from radix.engines.vllm.disk_metrics import Reporter, definitions
 from radix.engines.vllm.disk_names import LastingDisk, Names, Part, end_of
 from radix.engines.vllm.disk_options import DiskOptions
 from radix.engines.vllm.identity import KEY_BYTES
+from radix.engines.vllm.options import replica_folder
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
 from radix.groups import Group
 from radix.ownership import Ownership
@@ -146,7 +147,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         self._open(rows, config.parallel)
 
     def _open(self, rows: Rows, parallel: Any) -> None:
-        folder = self.options.folder(parallel)
+        folder = replica_folder(self.options.directory, parallel)
         self._disk = LastingDisk(
             folder, limit_bytes=self.options.limit_bytes, threads=self.options.threads
         )

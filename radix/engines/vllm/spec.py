@@ -20,7 +20,7 @@ from radix.engines.vllm import identity, metrics
 from radix.engines.vllm.facts import facts_of, require_known_kinds, require_whole_chunks
 from radix.engines.vllm.geometry import Geometry, Published, published, sweep
 from radix.engines.vllm.offload import Offload
-from radix.engines.vllm.options import Options
+from radix.engines.vllm.options import Options, replica_folder
 from radix.engines.vllm.worker import Worker, geometry_of
 from radix.errors import UnsupportedError
 from radix.keys import Namespace
@@ -143,10 +143,7 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
 
     def directory(self) -> Path:
         """Where this engine keeps its blocks: of several data parallel replicas each its own."""
-        root, parallel = Path(self.options.directory or "."), self.config.parallel
-        if parallel.data_parallel_size > 1:
-            return root / f"dp-{parallel.data_parallel_index}"
-        return root
+        return replica_folder(self.options.directory or ".", self.config.parallel)
 
     def _namespace(self, geometry: Geometry) -> Namespace:
         """Only once requests come: the hash that chains start from is not there before."""
