@@ -41,7 +41,7 @@ def chosen(
 
 
 def text(name: str, value: object, *, empty: bool = True) -> None:
-    """Raises ``TypeError`` for what is no text, ``ValueError`` for an empty one unless it may be."""
+    """Raises ``TypeError`` for what is no text, ``ValueError`` for an empty one that may not be."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, not {value!r}")
     if not value and not empty:
