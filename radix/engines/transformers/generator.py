@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -147,9 +146,9 @@ class PrefixGenerator:
         """
         ids = prompt_of(input_ids, self.model.device)
         given = generation_kwargs(self.model, ids, kwargs)
-        turn = self._begin(ids, boundaries, cacheable_upto)
-        cache = self._forward.cache()
         criteria = list(given.pop("stopping_criteria", None) or ())
+        cache = self._forward.cache()
+        turn = self._begin(ids, boundaries, cacheable_upto)
         try:
             self._prefill(turn, cache, ids)
             if turn is not None:
@@ -192,8 +191,8 @@ class PrefixGenerator:
         ``store`` has taken them. Cost: the bytes of the hit.
         """
         ids = prompt_of(input_ids, self.model.device)
-        turn, cache = self._begin(ids, (), None), self._forward.cache()
-        found = 0
+        cache, found = self._forward.cache(), 0
+        turn = self._begin(ids, (), None)
         if turn is not None:
             try:
                 turn.restore(cache)
@@ -210,8 +209,8 @@ class PrefixGenerator:
         Tokens of the prompt that a next one can hit now; 0 where the cache holds too little:
         layers that had given tokens up, or a length off the page for models whose state is one for
         a length (store at multiples of the page); and where the weights are others than at its
-        ``restore``. Raises ``ValueError`` where the cache holds
-        another number of tokens, ``LayoutMismatchError`` where it is no cache as ``restore`` gives.
+        ``restore``. Raises ``ValueError`` where the cache holds another number of tokens,
+        ``LayoutMismatchError`` where it is no cache as ``restore`` gives.
         Cost: the bytes that are new.
         """
         ids = prompt_of(input_ids, self.model.device)
@@ -346,12 +345,7 @@ class PrefixGenerator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

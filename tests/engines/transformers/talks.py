@@ -52,6 +52,11 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
+def prompt_of(seed: int, count: int = 100) -> torch.Tensor:
+    """A prompt that the seed decides, (1, count)."""
+    return torch.tensor([random_ids(random.Random(seed), count)])
+
+
 def opened(
     model: Any,
     folder: Path,

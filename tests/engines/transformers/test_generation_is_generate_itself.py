@@ -18,20 +18,16 @@ from transformers import StoppingCriteria
 from radix.engines.transformers import PrefixGenerator, groups_of
 from radix.errors import ClosedError
 from tests.engines.transformers.families import BY_NAME, FAMILIES, model_of
-from tests.engines.transformers.talks import Fed, cold, opened, random_ids
+from tests.engines.transformers.talks import Fed, cold, opened, prompt_of, random_ids
 from tiers.host import HostTier
 
 NAMES = [family.name for family in FAMILIES]
 
 
-def _ids(seed: int, count: int = 100) -> torch.Tensor:
-    return torch.tensor([random_ids(random.Random(seed), count)])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_log_probabilities_are_those_of_a_cold_run(name: str, tmp_path: Path) -> None:
     """Of every sampled token, behind a restored prefix, within a thousandth."""
-    model, ids = model_of(name), _ids(1)
+    model, ids = model_of(name), prompt_of(1)
     asked: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
     expected = cold(model, ids, 12, **asked)
     with opened(model, tmp_path / "kept") as cached:
@@ -46,7 +42,7 @@ def test_log_probabilities_are_those_of_a_cold_run(name: str, tmp_path: Path) ->
 
 def test_sampling_with_a_seed_samples_the_same(tmp_path: Path) -> None:
     """Temperature, penalties and the rest see the whole prompt."""
-    model, ids = model_of("gpt-oss"), _ids(2)
+    model, ids = model_of("gpt-oss"), prompt_of(2)
     asked: dict[str, Any] = {
         "do_sample": True,
         "temperature": 0.8,
@@ -85,7 +81,7 @@ def test_pad_tokens_within_a_prompt_are_tokens_like_others(name: str, tmp_path: 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loop_of_ones_own_restores_and_stores(name: str, tmp_path: Path) -> None:
     """Restore, compute what is missing, store at a multiple of the page: the next one goes on."""
-    model, ids = model_of(name), _ids(4, 96)
+    model, ids = model_of(name), prompt_of(4, 96)
     with opened(model, tmp_path / "kept") as cached:
         for length, hit in ((48, 0), (80, 48), (96, 80), (96, 80)):
             cache, known = cached.restore(ids[:, :length])
@@ -105,7 +101,7 @@ def test_a_loop_of_ones_own_restores_and_stores(name: str, tmp_path: Path) -> No
 
 def test_a_cache_that_gave_tokens_up_is_not_stored(tmp_path: Path) -> None:
     """A window that slid holds no whole page of what was before: nothing is kept, never garbage."""
-    model, ids = model_of("Gemma3"), _ids(5, 96)
+    model, ids = model_of("Gemma3"), prompt_of(5, 96)
     out = cold(model, ids[:, :95], 2, return_dict_in_generate=True)
     with opened(model, tmp_path / "kept") as cached:
         assert cached.store(out.sequences[:, :96], out.past_key_values) == 0
@@ -117,7 +113,7 @@ def test_a_cache_that_gave_tokens_up_is_not_stored(tmp_path: Path) -> None:
 
 def test_a_state_off_the_page_is_not_stored(tmp_path: Path) -> None:
     """A recurrent state belongs to one length."""
-    model, ids = model_of("Qwen3-Next"), _ids(6, 100)
+    model, ids = model_of("Qwen3-Next"), prompt_of(6, 100)
     out = cold(model, ids, 1, return_dict_in_generate=True)
     with opened(model, tmp_path / "kept") as cached:
         assert cached.store(ids, out.past_key_values) == 0
@@ -126,7 +122,7 @@ def test_a_state_off_the_page_is_not_stored(tmp_path: Path) -> None:
 
 def test_a_state_is_stored_for_no_other_length(tmp_path: Path) -> None:
     """A cache of 80 tokens holds the state of 80, though all pages before are stored with it."""
-    model, ids = model_of("Qwen3-Next"), _ids(14, 81)
+    model, ids = model_of("Qwen3-Next"), prompt_of(14, 81)
     with opened(model, tmp_path / "kept") as cached:
         past = cached.restore(ids[:, :80]).past_key_values
         with torch.no_grad():
@@ -138,7 +134,7 @@ def test_a_state_is_stored_for_no_other_length(tmp_path: Path) -> None:
 
 def test_blocks_of_several_dtypes_come_back_bit_by_bit(tmp_path: Path) -> None:
     """A bfloat16 model with float32 recurrent states."""
-    model, ids = BY_NAME["Qwen3-Next"].model().to(torch.bfloat16), _ids(7, 64)
+    model, ids = BY_NAME["Qwen3-Next"].model().to(torch.bfloat16), prompt_of(7, 64)
     (state,) = [g for g in groups_of(model, tolerance=100.0) if g.name == "state"]
     assert {part.dtype for part in state.layout.parts} == {"bfloat16", "float32"}
     with opened(model, tmp_path / "kept", tolerance=100.0) as cached:
@@ -173,7 +169,7 @@ class _Throws(StoppingCriteria):
 @pytest.mark.parametrize("name", ["gpt-oss", "Falcon-H1"])
 def test_what_was_computed_before_an_interrupt_is_kept(name: str, tmp_path: Path) -> None:
     """And the cache is whole."""
-    model, ids = model_of(name), _ids(8)
+    model, ids = model_of(name), prompt_of(8)
     with opened(model, tmp_path / "kept") as cached:
         with pytest.raises(KeyboardInterrupt):
             cached.generate(
@@ -189,7 +185,7 @@ def test_what_was_computed_before_an_interrupt_is_kept(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", ["Llama", "Gemma3", "Bamba"])
 def test_a_prompt_asked_again_hits_once_its_end_was_named(name: str, tmp_path: Path) -> None:
     """A state is kept at the end of a turn; where the prompt ends too, if that is a boundary."""
-    model, ids = model_of(name), _ids(11)
+    model, ids = model_of(name), prompt_of(11)
     with opened(model, tmp_path / "kept") as cached:
         for _ in range(2):
             found = cached.generate(ids, max_new_tokens=40, do_sample=False, boundaries=[100])
@@ -199,7 +195,7 @@ def test_a_prompt_asked_again_hits_once_its_end_was_named(name: str, tmp_path: P
 
 def test_a_prompt_that_never_fits_is_answered_without_the_cache() -> None:
     """Counted, with the same tokens; an answer that outgrows the room stops being kept."""
-    model, ids = model_of("Llama"), _ids(9)
+    model, ids = model_of("Llama"), prompt_of(9)
     with PrefixGenerator(model, [HostTier(4 * 16384)]) as cached:
         found = cached.generate(ids, max_new_tokens=8, do_sample=False)
         assert found.tolist() == cold(model, ids, 8).tolist()
@@ -214,7 +210,7 @@ def test_a_prompt_that_never_fits_is_answered_without_the_cache() -> None:
 
 def test_a_model_that_goes_on_in_another_cache_is_not_recorded(tmp_path: Path) -> None:
     """As some do where they change how keys are turned: what is known stays right."""
-    model, ids = BY_NAME["Llama"].model(), _ids(12)
+    model, ids = BY_NAME["Llama"].model(), prompt_of(12)
     prepare = model.prepare_inputs_for_generation
 
     def other(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
@@ -234,7 +230,7 @@ def test_a_model_that_goes_on_in_another_cache_is_not_recorded(tmp_path: Path) -
 
 def test_a_closed_generator_says_so_and_holds_no_memory_of_its_tier(tmp_path: Path) -> None:
     """An array over memory that was unmapped would crash whoever looks at it, a debugger say."""
-    model, ids = model_of("Llama"), _ids(15, 40)
+    model, ids = model_of("Llama"), prompt_of(15, 40)
     cached = opened(model, tmp_path / "kept")
     cached.generate(ids, max_new_tokens=1)
     rows = weakref.ref(cached._blocks._rows[0])
@@ -255,7 +251,7 @@ def test_prompts_shorter_than_a_page_are_answered(tmp_path: Path) -> None:
         model = model_of(name)
         with opened(model, tmp_path / name) as cached:
             for count in (1, 2, 15, 16, 17):
-                ids = _ids(13, count)
+                ids = prompt_of(13, count)
                 expected = cold(model, ids, 3).tolist()
                 for _ in range(2):
                     found = cached.generate(ids, max_new_tokens=3, do_sample=False)
@@ -264,7 +260,7 @@ def test_prompts_shorter_than_a_page_are_answered(tmp_path: Path) -> None:
 
 def test_prompts_are_taken_as_lists_arrays_and_tensors(tmp_path: Path) -> None:
     """One sequence, with or without the batch dimension; a tokenizer's mask of ones too."""
-    model, ids = model_of("Llama"), _ids(10, 30)
+    model, ids = model_of("Llama"), prompt_of(10, 30)
     expected = cold(model, ids, 4).tolist()
     with opened(model, tmp_path / "kept") as cached:
         shapes = (ids, ids[0], ids[0].tolist(), ids.tolist(), ids.numpy().astype(np.int32))

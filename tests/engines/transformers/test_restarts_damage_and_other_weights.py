@@ -17,7 +17,7 @@ import torch
 
 from radix.engines.transformers import PrefixGenerator
 from tests.engines.transformers.families import BY_NAME, model_of
-from tests.engines.transformers.talks import cold, empty_host, opened, random_ids
+from tests.engines.transformers.talks import cold, empty_host, opened, prompt_of
 
 ROOT = Path(__file__).resolve().parents[3]
 NEW = 8
@@ -36,10 +36,6 @@ with opened(model_of(name), Path(folder)) as cached:
 """
 
 
-def _ids(seed: int, count: int = 100) -> torch.Tensor:
-    return torch.tensor([random_ids(random.Random(seed), count)])
-
-
 def _served(cached: PrefixGenerator, tier: str) -> int:
     return cached.counters.get(f"match.hit_tokens.{tier}", 0)
 
@@ -51,7 +47,7 @@ def _answer(cached: PrefixGenerator, ids: torch.Tensor) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_new_cache_object_serves_the_prompt_from_disk(name: str, tmp_path: Path) -> None:
     """All but the last page of 100 tokens, none of it from host memory."""
-    model, ids = model_of(name), _ids(1)
+    model, ids = model_of(name), prompt_of(1)
     with opened(model, tmp_path / "kept") as cached:
         first = _answer(cached, ids)
         assert _served(cached, "disk") == _served(cached, "host") == 0
@@ -66,7 +62,7 @@ def test_a_new_cache_object_serves_the_prompt_from_disk(name: str, tmp_path: Pat
 
 def test_another_process_serves_the_prompt_from_disk(tmp_path: Path) -> None:
     """The same model there has the same fingerprint."""
-    model, ids = model_of("Qwen3-Next"), _ids(2)
+    model, ids = model_of("Qwen3-Next"), prompt_of(2)
     with opened(model, tmp_path / "kept") as cached:
         _answer(cached, ids)
     given = json.dumps(["Qwen3-Next", str(tmp_path / "kept"), ids.tolist()])
@@ -82,7 +78,7 @@ def test_another_process_serves_the_prompt_from_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_slab_file_costs_hits_and_no_token(name: str, tmp_path: Path) -> None:
     """A bit in every 4 KiB of the file is flipped, or in a few of them."""
-    model, prompts = model_of(name), [_ids(seed) for seed in range(3, 6)]
+    model, prompts = model_of(name), [prompt_of(seed) for seed in range(3, 6)]
     for share in (1.0, 0.02):
         folder = tmp_path / f"kept{share}"
         with opened(model, folder) as cached:
@@ -117,7 +113,7 @@ def test_what_computes_otherwise_is_a_miss_under_the_same_directory(
     change: str, tmp_path: Path
 ) -> None:
     """And what it says is its own."""
-    family, ids = BY_NAME["Gemma3"], _ids(6)
+    family, ids = BY_NAME["Gemma3"], prompt_of(6)
     with opened(family.model(), tmp_path / "kept") as cached:
         _answer(cached, ids)
     tolerance = 1e-2
@@ -142,7 +138,7 @@ def test_code_of_a_models_own_that_was_edited_is_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under the same name, over the same weights."""
-    ids, source = _ids(7), tmp_path / "modeling_own_of_this_test.py"
+    ids, source = prompt_of(7), tmp_path / "modeling_own_of_this_test.py"
     code = "import transformers\n\nclass Own(transformers.LlamaForCausalLM):\n    number = {}\n"
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -162,7 +158,7 @@ def test_code_of_a_models_own_that_was_edited_is_another_model(
 
 def test_weights_written_in_place_are_noticed_at_the_next_call(tmp_path: Path) -> None:
     """Nothing of the old weights is matched, on host and disk; back again, nothing is wrong."""
-    model, ids = BY_NAME["Llama"].model(), _ids(7)
+    model, ids = BY_NAME["Llama"].model(), prompt_of(7)
     with opened(model, tmp_path / "kept") as cached:
         _answer(cached, ids)
         with torch.no_grad():
@@ -182,7 +178,7 @@ def test_weights_written_in_place_are_noticed_at_the_next_call(tmp_path: Path) -
 
 def test_a_cache_restored_under_other_weights_is_not_stored(tmp_path: Path) -> None:
     """What it holds is of the old ones, at least in part."""
-    model, ids = BY_NAME["Llama"].model(), _ids(10, 48)
+    model, ids = BY_NAME["Llama"].model(), prompt_of(10, 48)
     with opened(model, tmp_path / "kept") as cached:
         past = cached.restore(ids).past_key_values
         with torch.no_grad():
@@ -195,7 +191,7 @@ def test_a_cache_restored_under_other_weights_is_not_stored(tmp_path: Path) -> N
 
 def test_named_weights_are_not_read_and_go_by_their_name(tmp_path: Path) -> None:
     """``revision`` stands for the weights; another name is a miss."""
-    model, ids = BY_NAME["Llama"].model(), _ids(8)
+    model, ids = BY_NAME["Llama"].model(), prompt_of(8)
     for revision, hit in (("step 1", 0), ("step 1", 96), ("step 2", 0)):
         with opened(model, tmp_path / "kept", revision=revision) as cached:
             _answer(cached, ids)
@@ -208,7 +204,7 @@ def test_named_weights_are_not_read_and_go_by_their_name(tmp_path: Path) -> None
 
 def test_tenants_of_one_directory_do_not_share(tmp_path: Path) -> None:
     """Another salt is a miss."""
-    model, ids = model_of("Llama"), _ids(9)
+    model, ids = model_of("Llama"), prompt_of(9)
     for salt, hit in ((b"a", 0), (b"b", 0), (b"a", 96)):
         with opened(model, tmp_path / "kept", salt=salt) as cached:
             _answer(cached, ids)

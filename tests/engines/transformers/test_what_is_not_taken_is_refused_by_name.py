@@ -5,7 +5,6 @@ boundary, with what was wrong and what to change; the cache goes on.
 from __future__ import annotations
 
 import importlib
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from radix.engines.transformers import PrefixGenerator, groups_of, terms
 from radix.engines.transformers.forward import Forward
 from radix.errors import LayoutMismatchError, UnsupportedError
 from tests.engines.transformers.families import BY_NAME, model_of
-from tests.engines.transformers.talks import cold, opened, random_ids
+from tests.engines.transformers.talks import cold, opened, prompt_of
 from tiers.disk import DiskTier
 from tiers.host import HostTier
 
@@ -124,7 +123,7 @@ def test_a_model_that_became_another_dtype_needs_a_new_generator(tmp_path: Path)
 
 def test_a_cache_of_another_kind_is_not_stored(tmp_path: Path) -> None:
     """Of another class, or of a batch."""
-    model, ids = model_of("Gemma3"), torch.tensor([random_ids(random.Random(3), 16)])
+    model, ids = model_of("Gemma3"), prompt_of(3, 16)
     with opened(model, tmp_path / "kept") as cached:
         plain = hf.DynamicCache()
         model(ids, past_key_values=plain)
@@ -172,7 +171,7 @@ def test_the_first_tier_is_host_memory(tmp_path: Path) -> None:
 def test_prompts_and_arguments_that_are_not_taken_change_nothing(tmp_path: Path) -> None:
     """Each is named; the next prompt is answered as ever."""
     model = model_of("Llama")
-    ids = torch.tensor([random_ids(random.Random(1), 40)])
+    ids = prompt_of(1, 40)
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"input_ids": ids.repeat(3, 1)}, UnsupportedError, "batch of 3 sequences"),
         ({"input_ids": ids[:, :0]}, ValueError, r"shape \(1, 0\)"),
@@ -196,6 +195,7 @@ def test_prompts_and_arguments_that_are_not_taken_change_nothing(tmp_path: Path)
         ),
         ({"use_cache": False}, UnsupportedError, "use_cache"),
         ({"prefill_chunk_size": 16}, UnsupportedError, "prefill_chunk_size"),
+        ({"stopping_criteria": 5}, TypeError, "not iterable"),
         ({"boundaries": [50]}, ValueError, "boundaries"),
         ({"cacheable_upto": -1}, ValueError, "cacheable_upto"),
     ]
@@ -214,7 +214,7 @@ def test_prompts_and_arguments_that_are_not_taken_change_nothing(tmp_path: Path)
 def test_a_models_own_cache_setting_gives_way(tmp_path: Path) -> None:
     """A checkpoint's generation_config may name a static cache; ours takes its place."""
     model = BY_NAME["Llama"].model()
-    ids = torch.tensor([random_ids(random.Random(2), 40)])
+    ids = prompt_of(2, 40)
     expected = cold(model, ids, 4)
     model.generation_config.cache_implementation = "static"
     with opened(model, tmp_path / "kept") as cached:
