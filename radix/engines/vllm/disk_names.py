@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,7 @@ from tiers.disk import DiskTier
 _GENERATION_BYTES = 16
 _FIRST_GENERATION = bytes(_GENERATION_BYTES)  # of the weights that the model's name stands for
 
-
-class Ends(Protocol):
-    """Who knows where keys end in their request, as the engine's ReqContext does."""
-
-    def get_offload_key_position(self, key: Any) -> int | None:
-        """The end of the key's tokens; None where unknown."""
-        ...
+EndOf = Callable[[bytes], int | None]  # where a key's tokens end in its request, None where unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +139,12 @@ class Names:
             group, name = int(groups[0]), names.tobytes()
         return self.spaces()[group], name
 
-    def split(self, keys: list[bytes], ends: Ends) -> list[Part]:
+    def split(self, keys: list[bytes], end_of: EndOf) -> list[Part]:
         """A set of keys by cache group. ``ValueError`` as ``one``. Cost: the keys."""
         spaces = self.spaces()
         groups, names = self._reader.read(keys)
         self.reversible &= all(len(key) == KEY_BYTES + GROUP_BYTES for key in keys)
-        places = np.array([end_of(key, ends) for key in keys], np.int64)
+        places = np.array([end_of(key) or 0 for key in keys], np.int64)
         parts = []
         for group in dict.fromkeys(groups.tolist()):
             index = np.flatnonzero(groups == group)
@@ -162,12 +156,6 @@ class Names:
     def key_of(self, name: bytes, group: int) -> bytes:
         """The engine's key of a block: right for hashes of 32 bytes, which stand as they are."""
         return name + self._ids[group].to_bytes(GROUP_BYTES, "big")
-
-
-def end_of(key: bytes, ends: Ends) -> int:
-    """The end of the key's tokens in its request, 0 where unknown."""
-    end = ends.get_offload_key_position(key)
-    return 0 if end is None else end
 
 
 class LastingDisk(DiskTier):

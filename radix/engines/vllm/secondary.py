@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from radix.engines.versions import require
 from radix.engines.vllm.disk_metrics import Reporter, definitions
-from radix.engines.vllm.disk_names import LastingDisk, Names, Part, end_of
+from radix.engines.vllm.disk_names import EndOf, LastingDisk, Names, Part
 from radix.engines.vllm.disk_options import DiskOptions
 from radix.engines.vllm.identity import KEY_BYTES
 from radix.engines.vllm.options import replica_folder
@@ -96,6 +97,31 @@ class _Lent:
         }
 
 
+class _Outermost:
+    """The end of a call of the engine's, whose scheduler no failure here may reach: what raises
+    inside is counted as a fault, told in the log, and costs a hit, or an order that is less exact.
+    """
+
+    def __init__(self, what: str, counts: Counter[str]) -> None:
+        self._what, self._counts = what, counts
+
+    def __enter__(self) -> None:
+        """Nothing to do yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Whether that was all: not where the process is to end."""
+        if not isinstance(error, Exception):
+            return False
+        self._counts["faults"] += 1
+        logger.error("RadixDiskTier: %s failed: %s", self._what, error, exc_info=error)
+        return True
+
+
 class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of the engine here
     """``type="RadixDiskTier"``, ``module_path="radix.engines.vllm"``: blocks of vLLM's CPU tier on
     disk, within a byte limit, verified, found again after a restart.
@@ -139,7 +165,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         self._works: dict[int, _Work] = {}
         self._parts: dict[int, tuple[_Work, npt.NDArray[np.int64]]] = {}
         self._finished: list[JobResult] = []
-        self._used: list[tuple[bytes, int]] = []  # hits since the last touch, and where they stand
+        self._used: list[tuple[bytes, int | None]] = []  # hits since the last touch, and their ends
         self._untold: list[BlocksStored | BlocksRemoved] = []
         self._counts: Counter[str] = Counter()
         self._tells_events = bool(config.enable_kv_cache_events)
@@ -185,10 +211,10 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
 
         Cost: O(1), five to ten microseconds.
         """
-        try:
-            answer = self._look(key, req_context) if self._closer.alive else "lookup_misses"
-        except Exception as error:  # outermost: a miss is what the scheduler can live with
-            answer = self._fault("lookup", error)
+        answer = "lookup_misses"
+        with _Outermost("lookup", self._counts):
+            if self._closer.alive:
+                answer = self._look(key, req_context)
         self._counts[answer] += 1
         return _ANSWERS[answer]
 
@@ -197,7 +223,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
             return "lookup_misses"
         space, name = self._names.one(key)
         if self.store.probe(name, namespace=space) >= 0:
-            self._used.append((key, end_of(key, context)))
+            self._used.append((key, context.get_offload_key_position(key)))
             if len(self._used) >= _MOST_NOTED:
                 self._touch_used()
             return "lookup_hits"
@@ -209,20 +235,20 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         """Makes the keys the most recently used, the deepest of each group the oldest of them."""
         if not self._closer.alive:
             return
-        try:
+        with _Outermost("touch", self._counts):
             self._touch_used()
-            for part in self._names.split(list(keys), req_context):
-                self.store.touch(part.keys, namespace=part.space, positions=part.positions)
-        except Exception as error:  # outermost: an order that is less exact
-            self._fault("touch", error)
+            self._touch(list(keys), req_context.get_offload_key_position)
 
     def _touch_used(self) -> None:
         """Tells the order of what was hit since the last time, all at once: a hit costs less."""
         used, self._used = self._used, []
         if used:
             ends = dict(used)
-            for part in self._names.split(list(ends), _Ends(ends)):
-                self.store.touch(part.keys, namespace=part.space, positions=part.positions)
+            self._touch(list(ends), ends.get)
+
+    def _touch(self, keys: list[bytes], end_of: EndOf) -> None:
+        for part in self._names.split(keys, end_of):
+            self.store.touch(part.keys, namespace=part.space, positions=part.positions)
 
     # ------------------------------------------------------------------ jobs
     def submit_store(self, job_metadata: Any) -> None:
@@ -243,18 +269,16 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         still = np.zeros(len(keys), np.bool_)
         work = _Work(job.job_id, keys, job.is_promotion, time.monotonic(), still, still.copy())
         self._works[work.job] = work
-        try:
+        with _Outermost("submit", self._counts):
             rows = np.asarray(job.chunk_ids, np.int32)
             if rows.shape != (len(keys),):
                 raise ValueError(f"chunk_ids must be one a key, {len(keys)}, not {rows.shape}")
             if self._closer.alive:
                 self._touch_used()
-                for part in self._names.split(keys, job.req_context):
+                for part in self._names.split(keys, job.req_context.get_offload_key_position):
                     number = start(work, part, rows[part.index])
                     self._parts[number] = (work, part.index)
                     work.left += 1
-        except Exception as error:  # outermost: the engine knows no failure but the job's
-            self._fault("submit", error)
         if not work.left:
             self._finish(work)
 
@@ -281,11 +305,9 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
     def _take(self) -> None:
         if not self._closer.alive:
             return
-        try:
+        events: list[Event] = []  # of a poll that fails: what has ended is told with the next call
+        with _Outermost("poll", self._counts):
             events = self.store.poll()
-        except Exception as error:  # outermost: what has ended is told with the next call
-            self._fault("poll", error)
-            return
         for event in events:
             self._heed(event)
 
@@ -352,12 +374,9 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
     # ------------------------------------------------------------------ around
     def on_schedule_end(self, context: Any) -> None:
         """The step is over: its hits become the most recently used."""
-        if not self._closer.alive:
-            return
-        try:
-            self._touch_used()
-        except Exception as error:  # outermost: an order that is less exact
-            self._fault("touch", error)
+        if self._closer.alive:
+            with _Outermost("touch", self._counts):
+                self._touch_used()
 
     def take_events(self) -> Iterable[Any]:
         """Blocks stored in the directory and removed from it since the last call, those found at
@@ -423,29 +442,12 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         finally:
             self._closer()
 
-    def _fault(self, what: str, error: Exception) -> str:
-        """Counts what should not happen, and says it; as an answer, a miss."""
-        self._counts["faults"] += 1
-        logger.exception("RadixDiskTier: %s failed: %s", what, error)
-        return "lookup_misses"
-
 
 _ANSWERS = {
     "lookup_hits": LookupResult.HIT,
     "lookup_retries": LookupResult.RETRY,
     "lookup_misses": LookupResult.MISS,
 }
-
-
-class _Ends:
-    """Where keys end in their requests, as a context tells it."""
-
-    def __init__(self, ends: dict[bytes, int]) -> None:
-        self._ends = ends
-
-    def get_offload_key_position(self, key: bytes) -> int | None:
-        """The end of the key's tokens."""
-        return self._ends.get(key)
 
 
 def _rows_of(view: memoryview) -> Rows:
