@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.registry import BENCHMARKS
+from bench.registry import BY_NAME
 from bench.report import SCHEMA_VERSION, markdown_of
 from bench.run import main
 
@@ -27,7 +27,7 @@ def smoke(folder: Path, *names: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_smoke_run_keeps_schema_and_digest(name: str, tmp_path: Path) -> None:
     report = smoke(tmp_path, name)
     assert report["schema_version"] == SCHEMA_VERSION
@@ -40,7 +40,7 @@ def test_smoke_run_keeps_schema_and_digest(name: str, tmp_path: Path) -> None:
         pytest.skip(block["skipped"])
     assert block["rows"]
     assert block["facts"]
-    assert block["parameters"] == dict(BENCHMARKS[name].smoke)
+    assert block["parameters"] == dict(BY_NAME[name].smoke)
     for row in block["rows"]:
         assert row["subject"] in SUBJECTS
         assert row["samples"]
@@ -72,6 +72,6 @@ def test_an_unknown_benchmark_is_refused_by_name(capsys: pytest.CaptureFixture[s
 
 
 def test_every_full_size_measures_five_rounds_at_least() -> None:
-    for benchmark in BENCHMARKS.values():
+    for benchmark in BY_NAME.values():
         assert set(benchmark.smoke) == set(benchmark.full)
         assert benchmark.full.get("rounds", 5) >= 5, benchmark.name
