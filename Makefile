@@ -25,7 +25,7 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
 	@echo "make demo       replay a workload through device, host and disk; writes demo-report/"
-	@echo "make test       checks and tests, at most six minutes"
+	@echo "make test       checks and tests, about six minutes on two cores"
 	@echo "make test-long  the tests that take minutes each"
 	@echo "make test-vllm  the adapter inside a real vLLM, in .venv-vllm (3.4 GB); ARGS='-k NAME'"
 	@echo "make sim        the whole cache in simulated worlds; SEEDS=200"
@@ -35,7 +35,7 @@ help:
 	@echo "make mutants    breaks the code on purpose, a fault at a time; each must be noticed; ONLY=NAME"
 	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
 	@echo "make format     rewrite what the formatters can"
-	@echo "make bench      benchmarks; ARGS=--smoke for a quick run"
+	@echo "make bench      benchmarks; ARGS=--smoke for a quick run, ARGS=prefill through transformers"
 	@echo "make wheel      dist/*.whl"
 	@echo "make deps       Debian packages of .ci/apt.txt (as root)"
 	@echo "make clean      remove everything built, .venv included"
@@ -59,7 +59,7 @@ demo: setup
 	$(BIN)/radix demo
 
 test: setup check
-	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy --ignore=tests/vllm tests
+	$(PYTEST) -n 2 --dist loadfile --ignore=tests/tidy tests
 	$(PYTEST) -n 2 --dist loadfile tests/sglang
 
 test-long: setup

@@ -14,7 +14,8 @@ from tiers.host import HostTier
 
 name, directory, *_ = [*sys.argv[1:], "", ""]
 if name:
-    model, words = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(name)
     encode, decode = words.encode, words.decode
 else:
     tiny = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
