@@ -50,9 +50,8 @@ class FlatMove:
 class FlatResidency(Residency):
     """The residency of a tree of opaque keys: blocks are named by (root, key).
 
-    Look: ``core``, ``where``. Change: ``put``, ``fasten``, ``take_out``, ``clear``,
-    ``expel``. Tell: ``tell_stored``,
-    ``count_asked``. Check: ``check_owners``.
+    Look: ``core``, ``where``. Change: ``put``, ``fasten``, ``take_out``, ``clear``, ``expel``.
+    Tell: ``tell_stored``, ``count_asked``. Check: ``check_owners``.
     """
 
     def __init__(
@@ -120,13 +119,9 @@ class FlatResidency(Residency):
         """Blocks of a move are wrong or unreadable in ``tier``: it has them no more."""
         if not bad.any():
             return
-        core, column = self.core(move.root), self.tree.column(move.group, tier)
-        slots = core.drop(move.nodes[bad], column)
-        had = slots != NO_SLOT
-        if had.any():
-            ids = self._ids(move.keys[bad][had], np.full(int(had.sum()), move.root, np.uint64))
-            self._removed(tier, move.group, ids, reason, self._why.index(reason))
-            self._give_back(tier, move.group, slots[had])
+        keys, nodes = move.keys[bad], move.nodes[bad]
+        slots = self.expel(move.root, move.group, tier, nodes, keys, reason)
+        self._give_back(tier, move.group, slots[slots != NO_SLOT])
 
     def clear(self, tier: int, group: int) -> None:
         """Every block that no lease pins leaves a tier. Cost: them."""
