@@ -120,7 +120,11 @@ class PrefixGenerator:
             write=write,
             checkpoints=checkpoints,
         )
-        self.cache.set_revision(self._identity.revision)
+        try:
+            self.cache.set_revision(self._identity.revision)
+        except BaseException:
+            self.cache.close()
+            raise
         self._blocks = Blocks.of_tier(tiers[0], self.groups)
         self._counts: Counter[str] = Counter()
         # Caches given out by ``restore``, and under which weights.

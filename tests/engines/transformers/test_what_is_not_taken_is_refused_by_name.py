@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from radix.engines import versions
 from radix.engines.transformers import PrefixGenerator, groups_of, terms
 from radix.engines.transformers.forward import Forward
-from radix.errors import LayoutMismatchError, UnsupportedError
+from radix.errors import LayoutMismatchError, TierError, UnsupportedError
 from tests.engines.transformers.families import BY_NAME, model_of
 from tests.engines.transformers.talks import cold, opened, prompt_of
 from tiers.disk import DiskTier
@@ -166,6 +166,24 @@ def test_the_first_tier_is_host_memory(tmp_path: Path) -> None:
         PrefixGenerator(model_of("Llama"), [])
     with pytest.raises(ValueError, match="too small"):
         PrefixGenerator(model_of("Gemma3"), [HostTier(4096)])
+
+
+class _Stuck(DiskTier):
+    """A disk whose removals never become durable."""
+
+    def flush(self) -> None:
+        raise TierError(self.name, "removals are not durable")
+
+
+def test_a_start_that_fails_gives_its_directory_back(tmp_path: Path) -> None:
+    """What is not of these weights could not be taken away: the next start tries again."""
+    model, folder = model_of("Llama"), tmp_path / "kept"
+    with pytest.raises(TierError, match="removals are not durable"):
+        PrefixGenerator(model, [HostTier(1 << 24), _Stuck(folder, limit_bytes=1 << 26)])
+    with PrefixGenerator(
+        model, [HostTier(1 << 24), DiskTier(folder, limit_bytes=1 << 26)]
+    ) as again:
+        assert again.generate([1, 2, 3], max_new_tokens=1).shape == (1, 4)
 
 
 def test_prompts_and_arguments_that_are_not_taken_change_nothing(tmp_path: Path) -> None:
