@@ -54,7 +54,7 @@ class FlatTransfers(Jobs[FlatMove]):
         self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
         self.climbs: dict[int, Climb] = {}
         self._namespaces = namespaces
-        self._offers: dict[int, Mask] = {}  # who waits for what: how each key fared
+        self.offers: dict[int, Mask] = {}  # who waits for what: how each key fared
         self._repeats: dict[int, tuple[Indices, Indices]] = {}  # named again, and first
         self._waiting: deque[Offer] = deque()  # refused by a full queue, to be offered again
         self._stores: dict[int, Offer] = {}  # by job
@@ -144,7 +144,7 @@ class FlatTransfers(Jobs[FlatMove]):
             places = dict(zip(reversed(names), reversed(offer.index.tolist()), strict=True))
             again = [places[name] for name in names]
             self._repeats[number] = offer.index[~first], np.array(again, np.int64)[~first]
-        self._offers[number] = offer.good
+        self.offers[number] = offer.good
         self.store(offer.part(first))
 
     def store(self, offer: Offer) -> None:
@@ -301,7 +301,9 @@ class FlatTransfers(Jobs[FlatMove]):
                 self._settle_keys(climb, rising)
             self._settle_keys(climb, np.flatnonzero(climb.settled))
         self.climbs[climb.number] = climb
+        moved, self._moved = self._moved, True  # stays where this raises: what began goes on
         self._advance(climb)
+        self._moved = moved
         states = np.full(len(keys), FetchState.NO_ROOM, np.int8)
         states[where < 0] = FetchState.ABSENT
         states[coming | ~climb.settled] = FetchState.COMING
@@ -457,7 +459,7 @@ class FlatTransfers(Jobs[FlatMove]):
         touch his rows have ended.
         """
         self._waiting.clear()
-        for good in self._offers.values():
+        for good in self.offers.values():
             good[:] = False
         for climb in self.climbs.values():
             climb.settled[:] = True
@@ -467,7 +469,7 @@ class FlatTransfers(Jobs[FlatMove]):
     # ------------------------------------------------------------ going on
     def run(self) -> None:
         """Takes every acknowledgement, and further what waited for it. Cost: what ended."""
-        self.poll(self._ended)
+        self.poll(lambda job, good: None)
         for late in self.expire().values():
             self._moved = True
             for job in late:
@@ -480,18 +482,19 @@ class FlatTransfers(Jobs[FlatMove]):
         if not self._moving():  # nothing is under way that could make room in a queue
             while self._waiting:
                 self._decline(self._waiting.popleft())
-        moved, self._moved = self._moved, False
-        if moved:
+        if self._moved:
             for climb in list(self.climbs.values()):
                 self._advance(climb)
+            self._moved = False
         held = {offer.owner for offer in self._waiting}
-        for number, good in list(self._offers.items()):
+        for number, good in list(self.offers.items()):
             if number not in self.outstanding and number not in held:
-                del self._offers[number]
+                del self.offers[number]
                 if number in self._repeats:
                     repeats, firsts = self._repeats.pop(number)
                     good[repeats] = good[firsts]
                 self._events.append(KeysDone(number, good))
 
-    def _ended(self, job: Job[FlatMove], good: Mask) -> None:
-        self._moved = True
+    def _acted(self, job: Job[FlatMove], done: TransferDone) -> Mask:
+        self._moved = True  # whatever becomes of it: who waits for it goes on
+        return super()._acted(job, done)

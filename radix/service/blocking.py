@@ -8,17 +8,23 @@ bytes move or somebody waits. Keeps of the flat store that one thread at a time 
 
 One of the threads that wait polls for all; there is no thread of the store's own. It asks every
 0.1 to 2 ms, for a tier has no descriptor that many could wait for.
+
+Rows are the caller's again when a call returns or raises, and not while a transfer may still touch
+them: what a poll raises ends no call. The calls under way then go on; if one of them has not ended
+``grace_s`` later, the flat store is closed, which waits for every copy, and then all of them raise.
+Only an interrupt (``KeyboardInterrupt``) leaves rows lent, until ``close`` has returned.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Self
+from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +33,13 @@ from radix.arguments import seconds_of
 from radix.errors import ClosedError, TimedOutError
 from radix.events import Event, KeysDone
 from radix.keys import Namespace
-from radix.keysets import Mask
+from radix.keysets import Fetch, Mask
 from radix.store import FlatStore
 from radix.tier import Slots, TierMode, TierUsage, Urgency
 
+P = ParamSpec("P")
+_LOG = logging.getLogger("radix.service")
+_GRACE_S = 10.0
 _FIRST_PAUSE_S = 0.0001
 _MOST_PAUSE_S = 0.002
 _MOST_EVENTS = 1024
@@ -45,11 +54,15 @@ class BlockingStore:
     store can do: ``locked``. Arguments and answers are those of ``FlatStore``.
     """
 
-    def __init__(self, store: FlatStore) -> None:
-        """Takes the store over: from now on nobody else may call it, and ``close`` closes it."""
+    def __init__(self, store: FlatStore, *, grace_s: float = _GRACE_S) -> None:
+        """Takes the store over: from now on nobody else may call it, and ``close`` closes it.
+
+        ``grace_s``: how long a call may go on after a poll that raised while it was under way.
+        """
         if not isinstance(store, FlatStore):
             raise TypeError(f"store must be a FlatStore, not {type(store).__name__}")
         self._store = store
+        self._grace_s = seconds_of("grace_s", grace_s)
         self._turn = threading.Condition()
         self._calls = 0  # that wait, and need somebody to poll until they have ended
         self._polling = False
@@ -57,6 +70,11 @@ class BlockingStore:
         self._ended: dict[int, Mask] = {}
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
         self._closing = False
+        self._doubted: set[int] = set()  # under way when a poll raised: it may have lost their end
+        self._doubt_ends = 0.0
+        self._failure: Exception | None = None  # what the first of those polls raised
+        self._broken = False  # closed for it
+        self._told: set[type[Exception]] = set()
         self._pid = os.getpid()
 
     # ------------------------------------------------------------ asking
@@ -94,13 +112,18 @@ class BlockingStore:
         persistent. The rows must stay as they are until it returns.
 
         Raises as ``FlatStore.store``, and ``TimedOutError`` after ``timeout_s`` seconds: the rows
-        are still lent then, until ``settle`` of its number returns. Cost: the bytes.
+        are still lent then, until ``settle`` of its number or ``close`` returns. ``ClosedError``
+        for a store that had to be closed. Cost: the bytes.
         """
-
-        def begin(store: FlatStore) -> int:
-            return store.store(keys, rows, group, namespace=namespace, positions=positions)
-
-        return self._run(begin, timeout_s)
+        return self._run(
+            timeout_s,
+            self._store.store,
+            keys,
+            rows,
+            group,
+            namespace=namespace,
+            positions=positions,
+        )
 
     def load(
         self,
@@ -117,16 +140,19 @@ class BlockingStore:
         those that did not may hold anything.
 
         Raises as ``FlatStore.load``, and ``TimedOutError`` after ``timeout_s`` seconds: the rows
-        may still be written then, until ``settle`` of its number returns. Cost: the bytes.
+        may still be written then, until ``settle`` of its number or ``close`` returns.
+        ``ClosedError`` for a store that had to be closed. Cost: the bytes.
         """
-
-        def begin(store: FlatStore) -> int:
-            found = store.load(
-                keys, rows, group, namespace=namespace, positions=positions, urgency=urgency
-            )
-            return found.number
-
-        return self._run(begin, timeout_s)
+        return self._run(
+            timeout_s,
+            self._store.load,
+            keys,
+            rows,
+            group,
+            namespace=namespace,
+            positions=positions,
+            urgency=urgency,
+        )
 
     def fetch(
         self,
@@ -141,14 +167,15 @@ class BlockingStore:
         """Moves keys into the first tier of a store that owns it; which of them are there. Raises
         as ``FlatStore.fetch``, and ``TimedOutError``. Cost: the bytes.
         """
-
-        def begin(store: FlatStore) -> int:
-            found = store.fetch(
-                keys, group, namespace=namespace, positions=positions, urgency=urgency
-            )
-            return found.number
-
-        return self._run(begin, timeout_s)
+        return self._run(
+            timeout_s,
+            self._store.fetch,
+            keys,
+            group,
+            namespace=namespace,
+            positions=positions,
+            urgency=urgency,
+        )
 
     def settle(self, number: int, timeout_s: float | None = None) -> Mask:
         """Waits for a call that was given up with ``TimedOutError``: how each of its keys fared.
@@ -159,13 +186,31 @@ class BlockingStore:
         with self._call():
             return self._wait(number, deadline)
 
-    def _run(self, begin: Callable[[FlatStore], int], timeout_s: float | None) -> Mask:
+    def _run(
+        self,
+        timeout_s: float | None,
+        begin: Callable[P, int | Fetch],
+        *given: P.args,
+        **named: P.kwargs,
+    ) -> Mask:
         deadline = _deadline(timeout_s)
         with self._call():
             with self._turn:
-                number = begin(self._store)
+                before = self._numbers()
+                try:
+                    found = begin(*given, **named)
+                except BaseException:  # what it had begun by then ends first
+                    for number in self._numbers() - before:
+                        self._under_way.add(number)
+                        self._wait(number, deadline)
+                    raise
+                number = found if isinstance(found, int) else found.number
                 self._under_way.add(number)
             return self._wait(number, deadline)
+
+    def _numbers(self) -> set[int]:
+        """What the flat store will tell the end of."""
+        return {*self._store.transfers.climbs, *self._store.transfers.offers}
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -185,6 +230,7 @@ class BlockingStore:
                 raise ValueError(f"number {number} is of no call that was given up")
             while number not in self._ended:
                 left_s = _left(deadline)
+                self._refuse_broken()
                 if left_s is not None and left_s <= 0:
                     raise TimedOutError(f"call {number} has not ended in time", number=number)
                 if self._polling:
@@ -204,7 +250,8 @@ class BlockingStore:
                 if self._poll():
                     pause_s = _FIRST_PAUSE_S
                 left_s = _left(deadline)
-                if number in self._ended or (left_s is not None and left_s <= 0):
+                over = left_s is not None and left_s <= 0
+                if number in self._ended or self._broken or over:
                     return
                 self._turn.wait(pause_s if left_s is None else min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
@@ -213,18 +260,58 @@ class BlockingStore:
             self._turn.notify_all()  # the next of those that wait polls on
 
     def _poll(self) -> bool:
-        """Whether a call has ended. The lock is held."""
+        """Whether a call has ended. The lock is held. What fails ends no call: its copy goes on."""
         any_ended = False
-        for event in self._store.poll():
-            if isinstance(event, KeysDone) and event.number in self._under_way:
-                self._under_way.remove(event.number)
-                self._ended[event.number] = event.good
-                any_ended = True
-            else:
-                self._events.append(event)
+        try:
+            for event in self._store.poll():
+                if isinstance(event, KeysDone) and event.number in self._under_way:
+                    self._under_way.remove(event.number)
+                    self._ended[event.number] = event.good
+                    any_ended = True
+                else:
+                    self._events.append(event)
+        except Exception as error:  # outermost: of all that wait, not of the one that polls
+            self._doubt(error)
+        self._doubted &= self._under_way
+        if self._doubted and time.monotonic() >= self._doubt_ends:
+            self._break()
         if any_ended:
             self._turn.notify_all()
         return any_ended
+
+    def _doubt(self, error: Exception) -> None:
+        """From now on the calls under way have a time to end. Counted always, told once a kind."""
+        self._store.metrics.add(("poll", "failed"))
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            _LOG.error("a poll failed; what is under way goes on", exc_info=error)
+        if not self._doubted:
+            self._doubt_ends = time.monotonic() + self._grace_s
+            self._failure = error
+        self._doubted |= self._under_way
+
+    def _break(self) -> None:
+        """Closes the store under those that wait. Where that fails a copy may run yet: they wait
+        on, and it is tried again.
+        """
+        try:
+            self._shut()
+        except Exception as error:  # outermost: as above
+            self._doubt(error)
+            return
+        self._closing = self._broken = True
+        self._turn.notify_all()
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise ClosedError("the store was closed: its polls failed") from self._failure
+
+    def _shut(self) -> None:
+        """Closes the flat store, and what an earlier try could not close."""
+        with ExitStack() as closing:
+            for tier in self._store.opened:  # the lowest first
+                closing.callback(tier.close)
+            self._store.close()
 
     # ------------------------------------------------------------ losing
     def forget(self, keys: object, group: int = 0, *, namespace: Namespace | None = None) -> None:
@@ -252,6 +339,7 @@ class BlockingStore:
                 "in the child: open another one there"
             )
         with self._turn:
+            self._refuse_broken()
             if self._closing:
                 raise ClosedError("the store was closed")
             yield self._store
@@ -262,14 +350,20 @@ class BlockingStore:
         """
         deadline = _deadline(timeout_s)
         with self._call(), self._turn:
-            while True:
-                self._poll()
-                if self._store.transfers.idle():
-                    break
-                left_s = _left(deadline)
-                if left_s is not None and left_s <= 0:
-                    raise TimedOutError("something is still under way", number=-1)
-                self._turn.wait(_MOST_PAUSE_S)
+            number = self._store.transfers.new_number()
+            self._under_way.add(number)
+            try:
+                while True:
+                    self._poll()
+                    self._refuse_broken()
+                    if self._store.transfers.idle():
+                        break
+                    left_s = _left(deadline)
+                    if left_s is not None and left_s <= 0:
+                        raise TimedOutError("something is still under way", number=-1)
+                    self._turn.wait(_MOST_PAUSE_S)
+            finally:
+                self._under_way.remove(number)
             for tier in self._store.tiers:
                 tier.flush()
 
@@ -313,7 +407,7 @@ class BlockingStore:
             self._closing = True
             while self._calls:
                 self._turn.wait()
-            self._store.close()
+            self._shut()
 
     def __enter__(self) -> Self:
         return self
