@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
+from radix.arguments import number_below
 from radix.facade import Facade
 from radix.flat import FlatCore
 from radix.flatmoves import FlatTransfers
@@ -97,11 +98,7 @@ class FlatAsking(Facade):
         return root, self.residency.core(root)
 
     def _group(self, group: object) -> int:
-        if isinstance(group, bool) or not isinstance(group, int):
-            raise TypeError(f"group must be an int, not {type(group).__name__}")
-        if not 0 <= group < len(self.groups):
-            raise ValueError(f"group must be 0 to {len(self.groups) - 1}, not {group}")
-        return group
+        return number_below("group", group, len(self.groups))
 
     def has(
         self,
@@ -180,11 +177,10 @@ class FlatAsking(Facade):
         only as good as a lease on its key. Cost: the keys.
         """
         asked, group = keys_of("keys", keys, self.key_bytes), self._group(group)
-        if not 0 <= tier < len(self.tiers):
-            raise ValueError(f"tier must be 0 to {len(self.tiers) - 1}, not {tier}")
+        number = number_below("tier", tier, len(self.tiers))
         with self.gate:
             _, core = self._space(namespace)
-            return core.slots(core.find(asked), self.tree.column(group, tier))
+            return core.slots(core.find(asked), self.tree.column(group, number))
 
     def root_key(self, namespace: Namespace | None = None) -> bytes:
         """The 16 bytes with which the name of a namespace's block begins in events. Cost: O(1) once

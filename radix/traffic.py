@@ -4,12 +4,13 @@ move. Keeps no invariant of its own.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
-from radix.arguments import at_least_one, count_of, prompt_of
+from radix.arguments import at_least_one, number_below, prompt_of
 from radix.events import Event
 from radix.facade import Facade
 from radix.keys import Namespace
@@ -92,10 +93,7 @@ class Traffic(Facade, ABC):
         tier that is none. Cost: the tree.
         """
         with self.gate:
-            most = len(self.transfers.tiers)
-            if count_of("tier", tier) >= most:
-                raise ValueError(f"tier is {tier}, expected 0 to {most - 1}")
-            return self._back.room(tier)
+            return self._back.room(number_below("tier", tier, len(self.transfers.tiers)))
 
     def flush(self) -> list[Event]:
         """Ends every transfer and makes durable what is stored, dirty blocks first (write_back),
@@ -103,7 +101,7 @@ class Traffic(Facade, ABC):
         meanwhile.
         """
         events = self.poll()
-        least, in_vain = -1, 0
+        least, in_vain = math.inf, 0
         while True:
             with self.gate:
                 dirty = self._back.everything()
@@ -111,8 +109,8 @@ class Traffic(Facade, ABC):
                 self._flush_tiers()
                 self.wait()
                 events += self.poll()
-            in_vain = 0 if 0 <= dirty < least or least < 0 else in_vain + 1
-            least = dirty if least < 0 else min(least, dirty)
+            in_vain = 0 if dirty < least else in_vain + 1
+            least = min(least, dirty)
             if not dirty or in_vain == MOST_IN_VAIN:
                 break  # what still refuses each copy keeps it, as ever
         self._flush_tiers()

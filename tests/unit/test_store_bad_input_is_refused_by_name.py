@@ -100,8 +100,8 @@ def test_bad_keys_are_refused(
 @pytest.mark.parametrize(
     ("group", "kind", "text"),
     [
-        (1, ValueError, "group must be 0 to 0, not 1"),
-        (-1, ValueError, "not -1"),
+        (1, ValueError, "group is 1, expected 0 to 0"),
+        (-1, ValueError, "group is -1, expected 0 to 0"),
         ("g", TypeError, "must be an int, not str"),
         (True, TypeError, "must be an int, not bool"),
     ],
@@ -130,7 +130,7 @@ def test_bad_positions_are_refused(positions: Any, kind: type[Exception], text: 
 
 def test_tier_that_is_not_one_is_refused() -> None:
     store = StoreRig(8).store
-    with pytest.raises(ValueError, match="tier must be 0 to 0, not 1"):
+    with pytest.raises(ValueError, match="tier is 1, expected 0 to 0"):
         store.slots(keys(1), tier=1)
     with pytest.raises(ValueError, match="tier 'disk' is not one of"):
         store.set_mode("disk", store.tiers[0].mode)
