@@ -24,7 +24,7 @@ MANY = 1100
 
 def test_a_full_tier_evicts_and_stores_with_high_descriptors(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(soft, 4 * MANY)
+    wanted = max(soft, 2 * MANY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY)]
     try:

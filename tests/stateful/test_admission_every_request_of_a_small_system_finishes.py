@@ -1,8 +1,8 @@
 """No livelock: in small random systems of requests each of which fits alone every request finishes
 (I29), with groups of every retention, prompts that share beginnings, steps, decoding beyond what
 was reserved, slots that rest behind fences, resets, limits of what is kept, and copies that are
-late, fail or hang. The model is
-``tests/livelock.py``; each failure names its seed and does the same again.
+late, fail or hang. The model is ``tests/livelock.py``; each failure names its seed and does the
+same again.
 """
 
 from __future__ import annotations
