@@ -127,11 +127,7 @@ class FlatTransfers(Jobs[FlatMove]):
 
     def idle(self) -> bool:
         """Whether nothing is under way that a completion could take further."""
-        return not (self._waiting or self._moving())
-
-    def _moving(self) -> bool:
-        """Whether something is under way that somebody waits for; what is late may never end."""
-        return any(not job.late for job in self.jobs.values())
+        return not (self._waiting or self.moving())
 
     # ------------------------------------------------------------ down
     def offer(self, number: int, offer: Offer) -> None:
@@ -479,7 +475,7 @@ class FlatTransfers(Jobs[FlatMove]):
             if again is not None:
                 self._waiting.appendleft(again)
                 break
-        if not self._moving():  # nothing is under way that could make room in a queue
+        if not self.moving():  # nothing is under way that could make room in a queue
             while self._waiting:
                 self._decline(self._waiting.popleft())
         if self._moved:

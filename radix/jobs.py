@@ -339,6 +339,10 @@ class Jobs(ABC, Generic[M]):
                 self.disown(job)
         return given_up
 
+    def moving(self) -> bool:
+        """Whether something moves that somebody waits for; what is late may never end."""
+        return any(not job.late for job in self.jobs.values())
+
     def _settle(self, owner: int) -> None:
         left = self.outstanding.pop(owner) - 1
         if left:
@@ -464,10 +468,8 @@ class Jobs(ABC, Generic[M]):
     def count(self, what: str, tier: int, group: int, blocks: int, stage: str = "store") -> None:
         """Counts blocks of one stage by tier and group; nothing where there are none."""
         if blocks:
-            name = self.tiers[tier].name
-            self.residency.metrics.add(
-                (stage, what, name, self.residency.groups[group].name), blocks
-            )
+            names = self.tiers[tier].name, self.residency.groups[group].name
+            self.residency.metrics.add((stage, what, *names), blocks)
 
     def _account(self, job: Job[M], done: TransferDone) -> None:
         move = job.move

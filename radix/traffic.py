@@ -105,7 +105,7 @@ class Traffic(Facade, ABC):
         while True:
             with self.gate:
                 dirty = self._back.everything()
-            while self._under_way():
+            while self.transfers.moving():
                 self._flush_tiers()
                 self.wait()
                 events += self.poll()
@@ -115,10 +115,6 @@ class Traffic(Facade, ABC):
                 break  # what still refuses each copy keeps it, as ever
         self._flush_tiers()
         return events
-
-    def _under_way(self) -> bool:
-        """Whether something moves that somebody waits for; what is late may never end."""
-        return any(not job.late for job in self.transfers.jobs.values())
 
     def _flush_tiers(self) -> None:
         with self.gate:

@@ -199,7 +199,9 @@ class DiskTier(PooledTier):
     # ------------------------------------------------------------------ slots
 
     def capacity_blocks(self, group: int, beside: Sequence[int] | None = None) -> int:
-        """Blocks of the group at most, headroom for slots that rest until a commit left out."""
+        """Blocks of the group, of the segments that others leave it; headroom for slots that rest
+        until a commit left out. Cost: the groups.
+        """
         return self._books.capacity(group, beside)
 
     def free_blocks(self, group: int) -> int:
