@@ -47,6 +47,8 @@ _MODEL_FACTS = (
     *("context_length", "model_impl", "model_loader_extra_config", "qsa_indexer_dtype"),
     *("quantize_and_serve", "rl_quant_profile", "custom_weight_loader"),
 )
+# How a pool says that it does not give its pages in a way: its kind, or its layout, does not.
+_NOT_SO = (NotImplementedError, ValueError)
 _CHUNKS = 3  # the engine calls from three threads
 _MOST_ROWS = 32
 _CHUNK_BYTES = 16 << 20
@@ -232,7 +234,7 @@ def _flat_page(pool: Any) -> torch.Tensor | None:
     try:
         page: object = pool.get_dummy_flat_data_page()
         given: object = pool.get_data_page(0, flat=True)
-    except (NotImplementedError, ValueError, AttributeError):
+    except _NOT_SO:
         return None
     if not isinstance(page, torch.Tensor) or not isinstance(given, torch.Tensor):
         return None
@@ -244,13 +246,15 @@ Plane = tuple[int, int, int]  # address, distance from page to page, bytes
 
 def _planes(pool: Any, rows: int, page_tokens: int) -> tuple[list[Plane] | None, str]:
     """Where the fragments of every page lie, or why that cannot be said."""
+    if not hasattr(pool, "get_page_buffer_meta"):  # the engine's base class does not ask for it
+        return None, "it names no fragments"
     pages = sorted({0, 1, 2, rows // 3, rows // 2, rows - 2, rows - 1} & set(range(rows)))
     fragments = []
     for page in pages:
         indices = torch.arange(page * page_tokens, (page + 1) * page_tokens)
         try:
             found = pool.get_page_buffer_meta(indices)
-        except (NotImplementedError, ValueError, AttributeError) as error:
+        except _NOT_SO as error:
             return None, str(error)
         if not found or not found[0] or len(found[0]) != len(found[1]):
             return None, "it names no fragments"
