@@ -300,6 +300,7 @@ class BlockingStore:
             self._doubt(error)
             return
         self._closing = self._broken = True
+        _LOG.error("the store was closed after polls that failed: every call is refused")
         self._turn.notify_all()
 
     def _refuse_broken(self) -> None:
