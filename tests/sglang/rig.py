@@ -31,24 +31,26 @@ LAYERS = 3
 LIMIT = 24 << 20
 
 
-def mha_pool(
-    layout: str = "page_first", tokens: int = 64, dtype: torch.dtype = torch.bfloat16, **shape: int
+def device_pool(
+    tokens: int = 64, dtype: torch.dtype = torch.bfloat16, head_num: int = 2, v_head_dim: int = 8
 ) -> Any:
-    """A pool of keys and values; ``v_head_dim``: values of another width than keys."""
-    device = MHATokenToKVPool(
+    """Keys and values where the model computes."""
+    return MHATokenToKVPool(
         size=tokens,
         page_size=PAGE,
         dtype=dtype,
-        head_num=shape.get("head_num", 2),
+        head_num=head_num,
         head_dim=8,
-        v_head_dim=shape.get("v_head_dim", 8),
+        v_head_dim=v_head_dim,
         layer_num=LAYERS,
         device="cpu",
         enable_memory_saver=False,
     )
-    make = AsymmetricMHATokenToKVPoolHost if "v_head_dim" in shape else MHATokenToKVPoolHost
-    return make(
-        device._mha_buffer_info(),
+
+
+def _host(kind: type, layout: str, device: Any, buffers: Any, **more: int) -> Any:
+    return kind(
+        buffers,
         2.0,
         0,
         PAGE,
@@ -57,7 +59,17 @@ def mha_pool(
         device_capacity_tokens=device.size,
         start_layer=0,
         end_layer=LAYERS,
+        **more,
     )
+
+
+def mha_pool(
+    layout: str = "page_first", tokens: int = 64, dtype: torch.dtype = torch.bfloat16, **shape: int
+) -> Any:
+    """A pool of keys and values; ``v_head_dim``: values of another width than keys."""
+    device = device_pool(tokens, dtype, **shape)
+    kind = AsymmetricMHATokenToKVPoolHost if "v_head_dim" in shape else MHATokenToKVPoolHost
+    return _host(kind, layout, device, device._mha_buffer_info())
 
 
 def mla_pool(layout: str = "page_first", tokens: int = 64) -> Any:
@@ -72,18 +84,8 @@ def mla_pool(layout: str = "page_first", tokens: int = 64) -> Any:
         device="cpu",
         enable_memory_saver=False,
     )
-    return MLATokenToKVPoolHost(
-        device._mla_buffer_info(),
-        2.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=device.size,
-        start_layer=0,
-        end_layer=LAYERS,
-        target_layer_num=LAYERS,
-    )
+    buffers = device._mla_buffer_info()
+    return _host(MLATokenToKVPoolHost, layout, device, buffers, target_layer_num=LAYERS)
 
 
 def state_pool(slots: int = 16, *, side: bool = False) -> Any:

@@ -84,9 +84,12 @@ def test_a_restart_is_warm_and_durable_without_a_close(tmp_path: Path, v1: int) 
     keys, pages = [key(n) for n in range(6)], list(range(6))
     child = os.fork()
     if child == 0:  # a process that stores and dies at once
-        first = ours(tmp_path, {"kv": pool}, extra={"interface_v1": v1})
-        kept = first.batch_set_v1(keys, indices(pool, pages))
-        os._exit(0 if kept == [True] * 6 else 1)
+        code = 1
+        try:
+            first = ours(tmp_path, {"kv": pool}, extra={"interface_v1": v1})
+            code = int(first.batch_set_v1(keys, indices(pool, pages)) != [True] * 6)
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     second = ours(tmp_path, {"kv": again}, extra={"interface_v1": v1})
     assert second.batch_exists([*keys, key(99)]) == 6
@@ -196,6 +199,7 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "a call never returned"
     for failure in failures:
         raise failure
     assert not {name for name in storage.counters() if name.startswith("failed")}

@@ -18,13 +18,21 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from radix.errors import TierUnavailableError
-from tests.sglang.rig import LAYERS, LIMIT, PAGE, fill, flat_bytes, mha_pool, seeded, state_pool
+from tests.sglang.rig import (
+    LIMIT,
+    PAGE,
+    device_pool,
+    fill,
+    flat_bytes,
+    mha_pool,
+    seeded,
+    state_pool,
+)
 
 WAIT_S = 60
 
@@ -42,19 +50,6 @@ def one_rank() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def device_pool() -> Any:
-    return MHATokenToKVPool(
-        size=64,
-        page_size=PAGE,
-        dtype=torch.bfloat16,
-        head_num=2,
-        head_dim=8,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-
-
 def flags(folder: Path, **extra: Any) -> dict[str, Any]:
     """What --hicache-storage-backend-extra-config holds."""
     named = {"backend_name": "radix", "module_path": "radix.engines.sglang"}
@@ -62,11 +57,10 @@ def flags(folder: Path, **extra: Any) -> dict[str, Any]:
     return {**named, "limit_bytes": LIMIT, **extra}
 
 
-def controller(folder: Path, host: Any, **extra: Any) -> Any:
+def controller(folder: Path, host: Any, kind: type = HiCacheController, **extra: Any) -> Any:
     """The engine's controller, attached by its flags."""
-    allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device_pool(), False)
-    return HiCacheController(
-        allocator,
+    return kind(
+        PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device_pool(), False),
         host,
         PAGE,
         torch.distributed.group.WORLD,
@@ -168,18 +162,7 @@ def hybrid(folder: Path, host: Any, states: Any) -> Any:
         PoolEntry(PoolName.KV, host, device, lambda layer: layer, is_primary_index_anchor=True),
         PoolEntry(PoolName.MAMBA, states, device, lambda layer: layer),
     ]
-    return HybridCacheController(
-        PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device, False),
-        HostPoolGroup(entries),
-        PAGE,
-        torch.distributed.group.WORLD,
-        threading.Event(),
-        write_policy="write_through",
-        storage_backend="dynamic",
-        prefetch_threshold=PAGE,
-        model_name="org/model",
-        storage_backend_extra_config=flags(folder, interface_v1=1),
-    )
+    return controller(folder, HostPoolGroup(entries), HybridCacheController, interface_v1=1)
 
 
 def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(tmp_path: Path) -> None:
@@ -225,7 +208,7 @@ def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(tmp_path: Path) ->
 
 
 def test_bad_options_stop_the_engine_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'limit' is not one of directory, limit_bytes"):
+    with pytest.raises(ValueError, match="unknown keys limit; known are directory, limit_bytes"):
         controller(tmp_path, mha_pool(), limit=5)
     engine = controller(tmp_path, mha_pool(), interface_v1=1)
     assert brought(engine, mha_pool(), list(range(8))) == []
