@@ -5,13 +5,19 @@ pool, its own factory; and an oracle that knows what bytes belong under a key.
 from __future__ import annotations
 
 import hashlib
+import json
+import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
@@ -28,6 +34,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from radix.engines.vllm import RadixDiskTier
+from tests.vllm.models import LLAMA
 
 ROW_BYTES = 8192
 ROWS = 24
@@ -80,10 +87,22 @@ def config(**changed: Any) -> OffloadingConfig:
     return OffloadingConfig(**(settings | changed))
 
 
+@cache
+def engine() -> VllmConfig:
+    """The whole configuration of an engine of a tiny model, as vLLM makes it."""
+    told: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(dict(LLAMA.config)))
+        return EngineArgs(model=folder, **told).create_engine_config()
+
+
 class Host:
-    """A host pool of vLLM's with the tier below it, from ``with`` to the end of its block."""
+    """A host pool of vLLM's with the tier below it, from ``with`` to the end of its block.
+    ``shown=False``: of an engine whose whole configuration the tier does not see.
+    """
 
     def __init__(self, directory: Path, limit_bytes: int = LIMIT, **given: Any) -> None:
+        shown = given.pop("shown", True)
         self.spec = TieringOffloadingSpec(given.pop("config", None) or config())
         self.entry = {
             "type": "RadixDiskTier",
@@ -102,9 +121,10 @@ class Host:
         self.view = self.region.create_kv_memoryview()
         self.jobs = 0
         try:
-            self.tier: RadixDiskTier = SecondaryTierFactory.create_secondary_tier(
-                self.entry, self.view, self.spec
-            )
+            with set_current_vllm_config(engine()) if shown else nullcontext():
+                self.tier: RadixDiskTier = SecondaryTierFactory.create_secondary_tier(
+                    self.entry, self.view, self.spec
+                )
         except BaseException:
             self._release()
             raise

@@ -22,8 +22,9 @@ from vllm.v1.kv_offload.base import OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingCacheConfig, OffloadingParallelConfig
 
 from radix.engines.versions import require
-from radix.engines.vllm.facts import require_known_kinds, require_whole_chunks
+from radix.engines.vllm.facts import kinds_of_layers, require_known_kinds, require_whole_chunks
 from radix.engines.vllm.geometry import Geometry, Published
+from radix.engines.vllm.identity import require_known_model
 from radix.engines.vllm.options import ENGINE_KEYS, Options
 from radix.engines.vllm.spec import NEEDED, RadixOffloadingSpec
 from radix.errors import LayoutMismatchError, UnsupportedError
@@ -150,10 +151,10 @@ def test_chunks_of_several_blocks_are_taken_only_where_none_of_them_can_be_gone(
         state=Layer(MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))),
     )
     with set_current_vllm_config(config):
-        require_whole_chunks(["full", "state"])
+        require_whole_chunks(kinds_of_layers(["full", "state"]))
         for name, kind in (("near", "SlidingWindowSpec"), ("other", "of an unknown kind")):
             with pytest.raises(UnsupportedError, match=f"over layer {name}, {kind}.*leave out bl"):
-                require_whole_chunks(["full", name])
+                require_whole_chunks(kinds_of_layers(["full", name]))
 
 
 def test_a_layer_that_keeps_something_unknown_is_refused_by_its_name() -> None:
@@ -167,9 +168,18 @@ def test_a_layer_that_keeps_something_unknown_is_refused_by_its_name() -> None:
         strange=Layer(RSWASpec(**sizes, rswa_window=128)),
     )
     with set_current_vllm_config(config):
-        require_known_kinds(["full", "near", "state", "shared with another"])
+        require_known_kinds(kinds_of_layers(["full", "near", "state", "shared with another"]))
         with pytest.raises(UnsupportedError, match="layer strange keeps a RSWASpec, expected one"):
-            require_known_kinds(["full", "strange"])
+            require_known_kinds(kinds_of_layers(["full", "strange"]))
+
+
+def test_a_directory_is_refused_where_the_engine_shows_no_configuration(tmp_path: Path) -> None:
+    config = config_of()
+    disk = {"directory": str(tmp_path), "disk_bytes": 256 << 20}
+    spec = RadixOffloadingSpec(replace(config, extra_config={**config.extra_config, **disk}))
+    with pytest.raises(UnsupportedError, match=r"no configuration.*leave out directory and di"):
+        spec.get_worker(caches_of([[(0, 64)]], [64], 4, seed=0))
+    require_known_model(spec.options, {"model": "told"})
 
 
 def test_chunks_of_several_blocks_of_unknown_groups_are_refused_at_start() -> None:

@@ -6,30 +6,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import Gemma3TextConfig, LlamaConfig
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_offload.base import Locality, Medium, TierFilter, TierMatcher
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from radix.engines.vllm import RadixDiskTier
-from radix.engines.vllm.disk_names import require_whole_chunks
 from radix.engines.vllm.disk_options import DiskOptions
 from radix.errors import UnsupportedError
-from tests.vllm.secondaryrig import Host, config
-
-
-class _Whole:
-    """As much of the engine's configuration as tells a model's attention."""
-
-    def __init__(self, text: object) -> None:
-        self.model_config = type("Model", (), {"hf_text_config": text})
-
+from tests.vllm.secondaryrig import Host, config, key
 
 GOOD: dict[str, Any] = {"directory": "kept", "limit_bytes": 1 << 30}
 
@@ -102,21 +103,45 @@ def test_a_view_of_another_kind_is_refused(
         RadixDiskTier(spec, view, "RadixDiskTier", directory=str(tmp_path), limit_bytes=1 << 24)
 
 
-def test_chunks_of_several_blocks_are_refused_where_a_window_may_have_lost_some(
-    tmp_path: Path,
+SIZES: dict[str, Any] = {
+    "block_size": 32,
+    "num_kv_heads": 1,
+    "head_size": 64,
+    "dtype": torch.float32,
+}
+FULL, NEAR = FullAttentionSpec(**SIZES), SlidingWindowSpec(**SIZES, sliding_window=128)
+STRANGE = RSWASpec(**SIZES, rswa_window=128)
+STATE = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
+
+
+@pytest.mark.parametrize(
+    ("kept", "per_chunk", "said"),
+    [
+        (FULL, 4, None),
+        (NEAR, 1, None),
+        (STATE, 1, None),
+        (STATE, 4, "above 1 over layer layers.0, MambaSpec"),
+        (NEAR, 4, "above 1 over layer layers.0, SlidingWindowSpec.*leave out blocks_per_chunk"),
+        (None, 4, "above 1 over layer layers.0, of an unknown kind"),
+        (STRANGE, 1, "layer layers.0 keeps a RSWASpec, expected one of FullAttentionSpec"),
+    ],
+    ids=str,
+)
+def test_what_a_chunk_may_lack_or_hold_otherwise_is_refused(
+    tmp_path: Path, kept: KVCacheSpec | None, per_chunk: int, said: str | None
 ) -> None:
-    several = OffloadingCacheConfig(32, 4)
-    with pytest.raises(
-        UnsupportedError, match=r"blocks_per_chunk 4 over 2 cache groups.*leave out"
-    ):
-        Host(tmp_path, config=config(cache=several))
-    one = config(cache=several, groups=[["layers.0"]])
-    full, window = LlamaConfig(), Gemma3TextConfig(sliding_window=128)
-    require_whole_chunks(one, _Whole(full))
-    require_whole_chunks(config(), _Whole(window))
-    for whole in (_Whole(window), None):
-        with pytest.raises(UnsupportedError, match="blocks_per_chunk 4 over 1 cache groups"):
-            require_whole_chunks(one, whole)
+    """A window's first blocks may be gone when the engine stores the chunk that they are of. The
+    tier reads what layers keep where vLLM has it: in the frames that start its scheduler.
+    """
+    groups = [] if kept is None else [KVCacheGroupSpec(["layers.0"], kept)]
+    given = config(cache=OffloadingCacheConfig(32, per_chunk), groups=[["layers.0"]])
+
+    def start(kv_cache_config: KVCacheConfig) -> None:
+        with Host(tmp_path, config=given) as host:
+            assert host.lookup(key(0)) == "M", kv_cache_config
+
+    with nullcontext() if said is None else pytest.raises(UnsupportedError, match=said):
+        start(KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=groups))
 
 
 def test_it_is_known_as_storage_near_or_far(tmp_path: Path) -> None:

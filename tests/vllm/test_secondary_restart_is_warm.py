@@ -99,6 +99,18 @@ def test_keys_without_a_hash_to_chain_from_are_found_by_nobody_later(
             assert host.lookup(*NAMES) == "H" * 10
 
 
+def test_what_no_configuration_tells_from_another_model_is_found_by_nobody_later(
+    tmp_path: Path,
+) -> None:
+    """Names that lacked the model's weights were those of every model of that name."""
+    for _ in range(2):
+        with Host(tmp_path, shown=False) as host:
+            assert host.lookup(*NAMES) == "M" * 10
+            assert host.counted()["blocks"] == 0, "what nobody can find takes no room"
+            assert host.store(NAMES, range(10)).success
+            assert host.lookup(*NAMES) == "H" * 10
+
+
 def test_hashes_from_a_random_seed_are_refused_with_what_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

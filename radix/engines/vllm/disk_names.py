@@ -6,10 +6,12 @@ nobody else finds.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,27 @@ import numpy.typing as npt
 from vllm.config import VllmConfig, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from radix.engines.versions import installed
 from radix.engines.vllm import identity
 from radix.engines.vllm.disk_options import DiskOptions
-from radix.engines.vllm.facts import facts_of_config, processor
+from radix.engines.vllm.facts import (
+    FULL,
+    facts_of_config,
+    kinds_of_groups,
+    processor,
+    require_known_kinds,
+    require_whole_chunks,
+)
 from radix.engines.vllm.geometry import Geometry
 from radix.engines.vllm.identity import GROUP_BYTES, KEY_BYTES, KeyReader
 from radix.engines.vllm.options import Options
-from radix.errors import UnsupportedError
 from radix.keys import Namespace
 from radix.tier import Keys, Restored
 from tiers.disk import DiskTier
 
+_LOG = logging.getLogger(__name__)
 _GENERATION_BYTES = 16
 _FIRST_GENERATION = bytes(_GENERATION_BYTES)  # of the weights that the model's name stands for
 
@@ -59,11 +69,16 @@ class Names:
     def __init__(self, spec: Any, options: DiskOptions, rows: int, row_bytes: int) -> None:
         """``spec``: the engine's OffloadingSpec; ``rows`` of ``row_bytes``: its host pool. Raises
         ``UnsupportedError`` where the engine says already that its hashes start from a random seed,
-        or where its chunks may be stored without all of their blocks.
+        or where its chunks may lack some of their blocks, or hold something of an unknown kind.
         """
         self._config = config = spec.config
-        whole = engine_config()
-        require_whole_chunks(config, whole)
+        layers = [name for group in config.groups for name in group.layer_names]
+        kinds = kinds_of_groups(layers, _started_with(KVCacheConfig))
+        require_known_kinds(kinds)
+        if config.cache.blocks_per_chunk > 1:
+            # What a state's chunk lacks the engine's own worker leaves as it lay there.
+            require_whole_chunks(kinds, FULL)
+        whole = get_current_vllm_config_or_none() or _started_with(VllmConfig)
         facts = _facts(spec, whole)
         self._algorithm = facts["hash_algorithm"]
         self._options = Options(
@@ -91,6 +106,12 @@ class Names:
         self._generation = _FIRST_GENERATION
         self._base: Namespace | None = None
         self._spaces: list[Namespace] = []
+        if whole is None:
+            _LOG.warning(
+                "RadixDiskTier: this version of the engine shows no configuration, so nothing "
+                "tells one model's blocks from another's: those of earlier runs are not found"
+            )
+            self.hide()
 
     @property
     def known(self) -> bool:
@@ -183,36 +204,18 @@ def _lasts(namespace: bytes) -> bool:
     return content[GROUP_BYTES:] == _FIRST_GENERATION
 
 
-def engine_config() -> Any | None:
-    """The engine's whole configuration. It is handed to no tier, but decides what the bytes of a
-    block are: the current one, or the one with which the engine's own frames, that called us, are
-    just starting a scheduler. None where there is neither, as in a test.
+def _started_with(kind: type) -> Any | None:
+    """What of this class the engine's own frames, that called us, are just starting a scheduler
+    with. It is handed to no tier, but decides what the bytes of a block are. None where no frame
+    has one.
     """
-    found: Any | None = get_current_vllm_config_or_none()
-    frame = sys._getframe(1)
-    while found is None and frame is not None:
-        found = next((v for v in frame.f_locals.values() if isinstance(v, VllmConfig)), None)
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return found
-
-
-def require_whole_chunks(config: Any, whole: Any | None) -> None:
-    """Raises ``UnsupportedError`` for chunks of several blocks unless full attention is all there
-    is: the engine stores a window's chunk when some of its blocks may be gone, or another request's
-    by then, and below it such bytes would outlive the process.
-
-    ``config``: the engine's OffloadingConfig; ``whole``: its VllmConfig, None where unknown.
-    """
-    if config.cache.blocks_per_chunk == 1:
-        return
-    text = None if whole is None else whole.model_config.hf_text_config
-    windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    if text is None or len(config.groups) > 1 or any(windows):
-        raise UnsupportedError(
-            f"blocks_per_chunk {config.cache.blocks_per_chunk} over {len(config.groups)} cache "
-            f"groups, window {windows[0]}, chunked {windows[1]}: a chunk of several blocks may "
-            "lack some that a hit needs; leave out blocks_per_chunk and block_size"
-        )
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, kind):
+                return value
+        frame = frame.f_back
+    return None
 
 
 def _facts(spec: Any, whole: Any | None) -> dict[str, str]:

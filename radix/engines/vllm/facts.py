@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,20 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from radix.engines.versions import installed
-from radix.engines.vllm.identity import ADAPTERS
+from radix.engines.vllm.identity import ADAPTERS, MODEL
 from radix.engines.weights import weights_digest
 from radix.errors import UnsupportedError
 
-# What a layer keeps so that a stored chunk has all that a hit at its end needs.
-_WHOLE = (FullAttentionSpec, MLAAttentionSpec, MambaSpec)
+# A layer, and what it keeps, by its exact class; None where nobody says it.
+Kind = tuple[str, type | None]
+# What a layer keeps so that the engine stores every block of a chunk.
+FULL = (FullAttentionSpec, MLAAttentionSpec)
+# Or so that a stored chunk has all that a hit at its end needs.
+_WHOLE = (*FULL, MambaSpec)
 # Of which a block holds the same whoever computed it. Kinds derived from these need not: one that
 # lets go of what was generated, but not of the prompt, computes a prompt's end otherwise.
 _KNOWN = (*_WHOLE, SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec)
@@ -56,12 +61,12 @@ def facts_of(device: torch.device, layers: Iterable[str]) -> tuple[tuple[str, st
     return tuple(sorted(said.items()))
 
 
-def require_known_kinds(layers: Iterable[str]) -> None:
+def require_known_kinds(kinds: Iterable[Kind]) -> None:
     """Raises ``UnsupportedError`` for a layer that keeps something of a kind that is not known.
 
-    ``layers``: names of the layers whose blocks are kept. Cost: the layers.
+    ``kinds``: of the layers whose blocks are kept. Cost: the layers.
     """
-    for name, kind in _kinds(layers):
+    for name, kind in kinds:
         if kind is not None and kind not in _KNOWN:
             raise UnsupportedError(
                 f"layer {name} keeps a {kind.__name__}, expected one of "
@@ -69,16 +74,17 @@ def require_known_kinds(layers: Iterable[str]) -> None:
             )
 
 
-def require_whole_chunks(layers: Iterable[str]) -> None:
+def require_whole_chunks(kinds: Iterable[Kind], whole: Sequence[type] = _WHOLE) -> None:
     """Raises ``UnsupportedError`` unless every chunk of several blocks is stored with all that a
     hit at its end needs: of full attention all of them, of a state the last one. A window's first
     blocks may be gone, or be another request's, by the time that the engine stores its chunk, and
     it names them as none.
 
-    ``layers``: names of the layers whose blocks are kept. Cost: the layers.
+    ``kinds``: of the layers whose blocks are kept; ``whole``: those that are taken. Cost: the
+    layers.
     """
-    for name, kind in _kinds(layers):
-        if kind not in _WHOLE:
+    for name, kind in kinds:
+        if kind not in whole:
             said = "of an unknown kind" if kind is None else kind.__name__
             raise UnsupportedError(
                 f"blocks_per_chunk above 1 over layer {name}, {said}: a chunk of several blocks "
@@ -86,13 +92,29 @@ def require_whole_chunks(layers: Iterable[str]) -> None:
             )
 
 
-def _kinds(layers: Iterable[str]) -> Iterator[tuple[str, type | None]]:
-    """What each layer says that it keeps, by its exact class; None where nobody says it."""
+def kinds_of_layers(layers: Sequence[str]) -> list[Kind]:
+    """What each layer says itself, as a worker sees it. Cost: the layers."""
     config: Any = get_current_vllm_config_or_none()
-    known = {} if config is None else config.compilation_config.static_forward_context
-    for name in layers:
-        kept = known[name].get_kv_cache_spec(config) if name in known else None
-        yield name, None if kept is None else type(kept)
+    there = {} if config is None else config.compilation_config.static_forward_context
+    known = {name: there[name].get_kv_cache_spec(config) for name in layers if name in there}
+    return _kinds(layers, known)
+
+
+def kinds_of_groups(layers: Sequence[str], config: Any | None) -> list[Kind]:
+    """What the scheduler keeps for each layer. ``config``: the engine's KVCacheConfig, None where
+    unknown. Cost: the layers.
+    """
+    known: dict[str, Any] = {}
+    for group in () if config is None else config.kv_cache_groups:
+        kept = group.kv_cache_spec
+        uniform = isinstance(kept, UniformTypeKVCacheSpecs)
+        known |= kept.kv_cache_specs if uniform else dict.fromkeys(group.layer_names, kept)
+    return _kinds(layers, known)
+
+
+def _kinds(layers: Sequence[str], known: Mapping[str, Any]) -> list[Kind]:
+    kept = [(name, known.get(name)) for name in layers]
+    return [(name, None if spec is None else type(spec)) for name, spec in kept]
 
 
 def facts_of_config(config: Any) -> dict[str, str]:
@@ -111,7 +133,7 @@ def facts_of_config(config: Any) -> dict[str, str]:
         # Where rope factors or temperatures of attention are chosen by it, keys and values are too.
         "model_length": str(model.max_model_len),
         "quantization": f"{model.quantization} {_said(model, 'quantization_config')}",
-        "model": _model_digest(model.hf_config),
+        MODEL: _model_digest(model.hf_config),
         "contents": _said(model.multimodal_config, *_OF_CONTENTS),
         "weights": f"dummy {model.seed}" if dummy else _weights(model),
         "loading": _said(load, "load_format", "model_loader_extra_config"),

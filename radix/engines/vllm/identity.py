@@ -22,6 +22,7 @@ from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES
 
 ADAPTERS = "adapters"  # the fact that says how the engine's hashes know adapters, "" where none are
+MODEL = "model"  # the fact that only who sees the engine's whole configuration knows
 KEY_BYTES = HASHED_BYTES
 GROUP_BYTES = 4  # the end of a key names its group, big-endian
 # Algorithms that hash a pickle, whose bytes depend on the Python that writes it.
@@ -72,6 +73,18 @@ def require_named_adapters(options: Options, facts: Mapping[str, str]) -> None:
             f"directory {options.directory!r} with --enable-lora: block hashes know an adapter by "
             "its name and path alone; give a revision, and another one whenever the files of an "
             "adapter are replaced"
+        )
+
+
+def require_known_model(options: Options, facts: Mapping[str, str]) -> None:
+    """Raises ``UnsupportedError`` for a directory where the engine did not show its configuration:
+    other weights of the same name would be served what these have stored.
+    """
+    if options.directory is not None and MODEL not in facts:
+        raise UnsupportedError(
+            f"directory {options.directory!r}: this version of the engine shows its workers no "
+            "configuration, so nothing tells one model's blocks from another's at the next start; "
+            "leave out directory and disk_bytes"
         )
 
 

@@ -17,7 +17,12 @@ from vllm.v1.kv_offload.base import (
 
 from radix.engines.versions import require
 from radix.engines.vllm import identity, metrics
-from radix.engines.vllm.facts import facts_of, require_known_kinds, require_whole_chunks
+from radix.engines.vllm.facts import (
+    facts_of,
+    kinds_of_layers,
+    require_known_kinds,
+    require_whole_chunks,
+)
 from radix.engines.vllm.geometry import Geometry, Published, published, sweep
 from radix.engines.vllm.offload import Offload
 from radix.engines.vllm.options import Options, replica_folder
@@ -106,13 +111,15 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         config, rank = self.config, self.config.parallel.rank
         device = kv_caches.tensors[0].tensor.device
         names = [name for group in config.groups for name in group.layer_names]
-        require_known_kinds(names)
+        kinds = kinds_of_layers(names)
+        require_known_kinds(kinds)
         if config.cache.blocks_per_chunk > 1:
-            require_whole_chunks(names)
+            require_whole_chunks(kinds)
         geometry = geometry_of(config, kv_caches, facts_of(device, names))
         facts = dict(geometry.facts)
         identity.require_stable_hashes(self.options, facts.get("hash_algorithm", ""))
         identity.require_named_adapters(self.options, facts)
+        identity.require_known_model(self.options, facts)
         told = None
         if rank == 0:
             sweep()
