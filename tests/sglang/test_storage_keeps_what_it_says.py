@@ -6,8 +6,8 @@ What is damaged on the disk is a miss, never other bytes.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from radix.errors import TierUnavailableError
+from tests.servicerig import together
 from tests.sglang.rig import (
     attach,
     config,
@@ -155,7 +156,6 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
     pool, seed = pools["kv"], 11
     size = pool.size // pool.page_size
     spans = [range(n * size // 3, (n + 1) * size // 3) for n in range(3)]
-    failures: list[BaseException] = []
 
     def mark(page: int, number: int) -> None:
         first = page * pool.page_size
@@ -188,20 +188,7 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
                 assert storage.batch_exists_v2(keys, [transfer]).kv_hit_pages == 0
                 storage.get_stats()
 
-    def run(which: int) -> None:
-        try:
-            work(which)
-        except BaseException as error:  # outermost: a thread of the test; the test raises it
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(which,)) for which in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "a call never returned"
-    for failure in failures:
-        raise failure
+    together(*(partial(work, which) for which in range(3)))
     assert not {name for name in storage.counters() if name.startswith("failed")}
     storage.close()
 

@@ -20,21 +20,10 @@ from radix.errors import ClosedError
 from radix.flat import FlatCore
 from radix.flatmoves import FlatTransfers
 from radix.front import FrontTier
-from radix.groups import Group
-from radix.ownership import Ownership
 from radix.service import BlockingStore
-from radix.store import FlatStore
 from radix.tier import TransferDone
-from tests.unit.test_service_threads_wait_for_their_own_bytes import (
-    ROW,
-    Rows,
-    content,
-    keys_of,
-    over_disk,
-    together,
-)
+from tests.servicerig import ROW, Rows, content, keys_of, over, over_disk, together
 from tiers.disk import DiskTier
-from tiers.host import AdoptedTier
 
 
 class Fault(Exception):
@@ -66,12 +55,6 @@ class FailingDisk(FrontTier):
             self.closes -= 1
             raise Fault
         self.inner.close()
-
-
-def over(rows: Rows, tier: Any, grace_s: float) -> BlockingStore:
-    tiers = [AdoptedTier([[rows]], "rows"), tier]
-    flat = FlatStore([Group.full("g", ROW)], tiers, ownership=Ownership.BORROWED)
-    return BlockingStore(flat, grace_s=grace_s)
 
 
 def untouched(store: BlockingStore, rows: list[int]) -> None:
@@ -138,7 +121,7 @@ def test_every_call_ends_after_its_copies_whichever_step_fails(
 
         folder, rows = tmp_path / f"{at}", np.zeros((12, ROW), np.uint8)
         fails: list[int] = []
-        store = over(rows, DiskTier(folder, limit_bytes=16 << 20), 60)
+        store = over_disk(rows, folder, grace_s=60)
         with store, monkeypatch.context() as patch:
             patch.setattr(owner, name, counted)
             together(*(moves(store, rows, first, fails) for first in (0, 4, 8)))
@@ -155,7 +138,7 @@ def test_every_call_ends_after_its_copies_whichever_step_fails(
 def test_who_waits_goes_on_while_polls_fail(tmp_path: Path) -> None:
     rows = np.zeros((4, ROW), np.uint8)
     disk = FailingDisk(tmp_path)
-    with over(rows, disk, 60) as store:
+    with over(rows, disk, grace_s=60) as store:
         rows[0] = content(1)
         assert store.store(keys_of([1]), [0]).all()
         disk.polls = 20
@@ -173,7 +156,7 @@ def test_what_never_ends_is_closed_before_its_caller_hears_of_it(
     """Polls that only fail, or that lost an end: the rows come back when no copy runs."""
     rows = np.zeros((4, ROW), np.uint8)
     disk = FailingDisk(tmp_path)
-    store = over(rows, disk, 0.05)
+    store = over(rows, disk, grace_s=0.05)
     rows[0] = content(1)
     assert store.store(keys_of([1]), [0]).all()
     disk.loses, disk.closes = loses, 2

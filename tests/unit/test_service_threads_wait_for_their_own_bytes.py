@@ -5,7 +5,6 @@ can be settled later; after the end every call is refused.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
@@ -14,62 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from radix.errors import ClosedError, TimedOutError
 from radix.events import TierEvent
 from radix.groups import Group
-from radix.ownership import Ownership
 from radix.service import BlockingStore
-from radix.store import FlatStore, hash_keys
+from radix.store import FlatStore
 from radix.tier import TierMode
+from tests.servicerig import ROW, Rows, content, keys_of, over, over_disk, together
 from tests.ticktier import TickTier
 from tiers.disk import DiskTier
-from tiers.host import AdoptedTier, HostTier
-
-ROW = 4096
-Rows = npt.NDArray[np.uint8]
-
-
-def keys_of(numbers: list[int]) -> npt.NDArray[np.uint8]:
-    return hash_keys([f"block {number}".encode() for number in numbers], "sha256")
-
-
-def content(number: int) -> Rows:
-    return np.frombuffer(hashlib.shake_128(f"{number}".encode()).digest(ROW), np.uint8)
-
-
-def over_disk(rows: Rows, folder: Path, limit_bytes: int = 16 << 20) -> BlockingStore:
-    tiers = [AdoptedTier([[rows]], "rows"), DiskTier(folder, limit_bytes=limit_bytes)]
-    return BlockingStore(FlatStore([Group.full("g", ROW)], tiers, ownership=Ownership.BORROWED))
+from tiers.host import HostTier
 
 
 def over_ticks(rows: Rows, blocks: int = 8) -> tuple[BlockingStore, TickTier]:
     tier = TickTier(blocks, "slow")
-    tiers = [AdoptedTier([[rows]], "rows"), tier]
-    store = FlatStore([Group.full("g", ROW)], tiers, ownership=Ownership.BORROWED)
-    return BlockingStore(store), tier
-
-
-def together(*works: Callable[[], None]) -> None:
-    """Runs them at once; raises what any of them raised."""
-    failures: list[BaseException] = []
-
-    def run(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # outermost: a thread of the test; the test raises it
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in threads), "a call never returned"
-    for failure in failures:
-        raise failure
+    return over(rows, tier), tier
 
 
 def worker(
