@@ -321,15 +321,16 @@ class Jobs(ABC, Generic[M]):
         self._landed(self._place(job.move), job.keys, job.number)
 
     def expire(self) -> dict[int, list[Job[M]]]:
-        """Gives up loads whose deadline has passed: by owner that he had. They go on owning what
-        they write until they end, if ever; slots that the engine lent stay on loan.
+        """Gives up loads whose deadline has passed, cancelled or not: by owner that he had. They go
+        on owning what they write until they end, if ever; slots that the engine lent stay on loan.
         """
         bound, now = self.limits.load_deadline, self.now()
         if bound.endless:
             return {}
         given_up: dict[int, list[Job[M]]] = {}
         for job in self.jobs.values():
-            if job.storing or job.cancelled or not bound.over(job.since, now):
+            told = job.late if job.move.target >= 0 else job.cancelled
+            if job.storing or told or not bound.over(job.since, now):
                 continue
             self.cancel(job)
             self.count("late", job.move.source, job.move.group, job.move.blocks, "load")
@@ -439,8 +440,7 @@ class Jobs(ABC, Generic[M]):
         have nothing under way any more, or, if the owner says that they are ``swallowed``, all.
         """
         for job in [job for job in self.jobs.values() if job.stale]:
-            tier = self.tiers[max(job.move.source, job.move.target)]
-            if tier.pending() and not swallowed:
+            if self.tiers[job.lower].pending() and not swallowed:
                 continue
             self._lifted.add(job.number)
             ended(job, self._abandon(job))

@@ -17,6 +17,7 @@ from radix.groups import Group, Retention
 from radix.ownership import Ownership
 from radix.policy.limits import Breaker, Limits, Patience
 from tests.cacherig import Rig, build
+from tests.resetting import reset
 from tests.ticktier import TickTier
 
 PAGE = 4
@@ -120,15 +121,42 @@ def test_request_that_needs_the_very_slots_waits_and_then_runs() -> None:
 
 
 def test_aborted_request_ends_while_its_load_does_not() -> None:
-    """Its three events come, each once, though the load goes on; nothing is lost when it ends."""
+    """Its three events come, each once, though the load goes on; nothing is lost when it ends. A
+    load that was cancelled before its deadline had none any more: its request was never released,
+    and a flush never returned.
+    """
     rig = _on_host(_limits(polls=5))
     live = rig.admit(PROMPT)
     rig.poll()
+    rig.ticks[0].held = set(rig.cache.transfers.jobs)
     rig.end(live, abort=True)
     for _ in range(12):
         rig.poll()
-    assert rig.states[live.request.id][-1] is RequestState.RELEASED or rig.cache.transfers.jobs
+    assert rig.states[live.request.id][-1] is RequestState.RELEASED
+    assert rig.cache.transfers.jobs and not rig.cache.transfers.moving()
     rig.cache.check()
+    rig.cache.flush()
+    rig.ticks[0].held = set()
+    rig.ticks[0].pace = 1.0
+    rig.finish_all()
+
+
+def test_request_goes_on_after_a_reset_though_its_load_never_ends() -> None:
+    """The reset cancelled the load, and what was cancelled had no deadline any more: the request
+    loaded for ever.
+    """
+    rig = _on_host(_limits(polls=5))
+    live = rig.admit(PROMPT)
+    rig.poll()
+    rig.ticks[0].held = set(rig.cache.transfers.jobs)
+    reset(rig)
+    for _ in range(12):
+        rig.poll()
+    assert live.request.ready and live.request.hit_tokens == 0
+    assert rig.cache.transfers.jobs and not rig.cache.transfers.moving()
+    rig.compute(live, len(PROMPT))
+    rig.cache.check()
+    rig.ticks[0].held = set()
     rig.ticks[0].pace = 1.0
     rig.finish_all()
 

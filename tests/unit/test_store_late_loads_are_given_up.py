@@ -103,6 +103,24 @@ def test_flush_waits_for_nothing_that_is_late() -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "forget"])
+def test_load_of_before_a_reset_that_never_ends_is_told_at_its_deadline(how: str) -> None:
+    """It had been cancelled, and what was cancelled had no deadline any more: who waited did so for
+    ever, and so did a flush.
+    """
+    rig = _rig()
+    rig.store.tiers[1].held = {job + 1 for job in range(100)}
+    fetch = rig.store.fetch(keys(1))
+    if how == "reset":
+        rig.store.reset()
+    else:
+        rig.store.forget(keys(1))
+    assert _told(rig, 6) == {fetch.number: [False]}
+    assert rig.store.transfers.jobs and not rig.store.transfers.moving()
+    assert rig.end() == {} and rig.where(1) == [-1]
+    rig.store.close()
+
+
+@pytest.mark.parametrize("how", ["reset", "forget"])
 def test_late_load_brings_nothing_of_an_older_epoch(how: str) -> None:
     rig = _rig()
     host = rig.store.tiers[1]
