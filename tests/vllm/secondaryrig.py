@@ -7,9 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +22,9 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
     OffloadingConfig,
     OffloadingGroupConfig,
     OffloadingModelConfig,
-    OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
@@ -35,6 +33,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from radix.engines.vllm import RadixDiskTier
 from tests.vllm.models import LLAMA
+from tests.vllm.workerrig import config_of
 
 ROW_BYTES = 8192
 ROWS = 24
@@ -55,36 +54,23 @@ def content(name: bytes, nbytes: int = ROW_BYTES) -> bytes:
 
 def config(**changed: Any) -> OffloadingConfig:
     """The configuration of an engine with a full and a window group on one worker."""
-    parallel = {
-        "rank": 0,
-        "world_size": 1,
-        "tp_size": 1,
-        "pp_size": 1,
-        "pcp_size": 1,
-        "dcp_size": 1,
-        "data_parallel_index": 0,
-        "data_parallel_size": 1,
-        "data_parallel_rank_local": None,
-        "is_parallelism_agnostic": False,
-    } | changed.pop("parallel", {})
+    plain = config_of(
+        worker_kv_bytes_per_block=ROW_BYTES,
+        extra_config={"cpu_bytes_to_use": ROWS * ROW_BYTES},
+    )
     groups = changed.pop("groups", [["layers.0"], ["layers.1", "layers.2"]])
-    dtype = changed.pop("dtype", "float32")
-    model = changed.pop("model", "tiny")
-    hash_tokens = changed.pop("tokens_per_hash", CHUNK_TOKENS)
     settings: dict[str, Any] = {
         "groups": tuple(
             OffloadingGroupConfig(CHUNK_TOKENS, tuple(names), number)
             for number, names in enumerate(groups)
         ),
-        "worker_kv_bytes_per_block": ROW_BYTES,
-        "enable_kv_cache_events": False,
-        "extra_config": {"cpu_bytes_to_use": ROWS * ROW_BYTES},
-        "engine_id": uuid.uuid4().hex,
-        "model": OffloadingModelConfig(model, dtype),
-        "cache": OffloadingCacheConfig(hash_tokens, 1),
-        "parallel": OffloadingParallelConfig(**parallel),
+        "model": OffloadingModelConfig(
+            changed.pop("model", plain.model.name), changed.pop("dtype", plain.model.dtype)
+        ),
+        "cache": replace(plain.cache, tokens_per_hash=changed.pop("tokens_per_hash", CHUNK_TOKENS)),
+        "parallel": replace(plain.parallel, **changed.pop("parallel", {})),
     }
-    return OffloadingConfig(**(settings | changed))
+    return replace(plain, **(settings | changed))
 
 
 @cache

@@ -24,6 +24,7 @@ from radix.keysets import HASHED_BYTES
 ADAPTERS = "adapters"  # the fact that says how the engine's hashes know adapters, "" where none are
 MODEL = "model"  # the fact that only who sees the engine's whole configuration knows
 KEY_BYTES = HASHED_BYTES
+ROOT_BYTES = 16  # the beginning of a block's name in events of the store: its namespace
 GROUP_BYTES = 4  # the end of a key names its group, big-endian
 # Algorithms that hash a pickle, whose bytes depend on the Python that writes it.
 _PICKLING = ("sha256", "xxhash")

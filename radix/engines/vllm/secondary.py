@@ -35,7 +35,7 @@ from radix.engines.versions import require
 from radix.engines.vllm.disk_metrics import Reporter, definitions
 from radix.engines.vllm.disk_names import EndOf, LastingDisk, Names, Part
 from radix.engines.vllm.disk_options import DiskOptions
-from radix.engines.vllm.identity import KEY_BYTES
+from radix.engines.vllm.identity import KEY_BYTES, ROOT_BYTES
 from radix.engines.vllm.options import replica_folder
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
 from radix.groups import Group
@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _ROW = "row"
 _MOST_NOTED = 1024
-_ROOT_BYTES = 16
 # What we rely on of the engine's classes, by method and parameter.
 _TIER_NEEDS = {
     "__init__": ("offloading_spec", "primary_kv_view", "tier_type", "backpressure_detector"),
@@ -403,9 +402,9 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         """The engine's keys of the blocks of an event that are its own now."""
         owners = {self.store.root_key(s): group for group, s in enumerate(self._names.spaces())}
         return [
-            self._names.key_of(bytes(name[_ROOT_BYTES:]), group)
+            self._names.key_of(bytes(name[ROOT_BYTES:]), group)
             for name in event.keys
-            if (group := owners.get(bytes(name[:_ROOT_BYTES]))) is not None
+            if (group := owners.get(bytes(name[:ROOT_BYTES]))) is not None
         ]
 
     def get_stats(self) -> Any | None:

@@ -10,11 +10,9 @@ from typing import Any
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent
 
 from radix.engines.vllm.blocks import HOST, Blocks
-from radix.engines.vllm.identity import GROUP_BYTES
+from radix.engines.vllm.identity import GROUP_BYTES, ROOT_BYTES
 from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.metrics import Metrics
-
-_ROOT_BYTES = 16
 
 
 class Stream:
@@ -51,7 +49,7 @@ class Stream:
         for event in waiting:
             end = self._ends[event.group]
             raw = [key.tobytes() for key in event.keys]
-            keys = [key[_ROOT_BYTES:] + end for key in raw if key[:_ROOT_BYTES] in mine]
+            keys = [key[ROOT_BYTES:] + end for key in raw if key[:ROOT_BYTES] in mine]
             if keys:
                 removed = isinstance(event, BlocksRemoved)
                 self._metrics.add(("told", "removed" if removed else "stored"), len(keys))
