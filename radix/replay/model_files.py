@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from radix.groups import Retention
 from radix.layout import DTYPE_BYTES, Part
-from radix.replay.models import PRESETS, Layers, Model
+from radix.replay.models import PRESETS, Attention, Layers, Model
 from radix.replay.options import OptionError
 
 OPTION = "--model"
@@ -22,6 +22,7 @@ RULES = ("full", "window", "chunked", "state")
 _SPANS = ("window", "chunked")
 _SUFFIX = ".toml"
 _LIMIT = 1 << 31
+_MOST = 1e18
 
 
 def model_of(text: str) -> Model:
@@ -52,21 +53,22 @@ def read_model(path: str) -> Model:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(OPTION, f"{path}: not TOML ({error})") from None
     table = _Table(path, "", values)
-    table.only("name", "group")
+    table.only("name", "active_parameters", "group")
     name = table.text("name")
     sets = tuple(_layers(entry) for entry in table.tables("group"))
     names = [kept.name for kept in sets]
     for twice in names:
         if names.count(twice) > 1:
             table.fail("group", f"two groups are named {twice!r}")
-    return Model(name, sets)
+    known = "active_parameters" in table.values
+    return Model(name, sets, table.amount("active_parameters") if known else None)
 
 
 def _layers(table: _Table) -> Layers:
     rule = table.text("retention")
     if rule not in RULES:
         table.fail("retention", f"{rule!r} is none of {', '.join(RULES)}")
-    known = ["name", "retention", "layers", "part", "grid_tokens"]
+    known = ["name", "retention", "layers", "part", "grid_tokens", "attention"]
     if rule in _SPANS:
         known.append("tokens")
     table.only(*known)
@@ -82,7 +84,13 @@ def _layers(table: _Table) -> Layers:
         layers=table.count("layers"),
         parts=parts,
         grid_tokens=table.count("grid_tokens") if "grid_tokens" in table.values else None,
+        attention=_attention(table.table("attention")) if "attention" in table.values else None,
     )
+
+
+def _attention(table: _Table) -> Attention:
+    table.only("heads", "key", "value")
+    return Attention(table.count("heads"), table.count("key"), table.count("value"))
 
 
 def _part(table: _Table) -> Part:
@@ -103,7 +111,7 @@ def _part(table: _Table) -> Part:
 class _Table:
     """A table of the file and where it stands, for the errors.
 
-    Ask: `text`, `count`, `table`, `tables`. Refuse: `only`, `fail`.
+    Ask: `text`, `count`, `amount`, `table`, `tables`. Refuse: `only`, `fail`.
     """
 
     def __init__(self, file: str, place: str, values: Mapping[str, Any]) -> None:
@@ -134,6 +142,12 @@ class _Table:
         if type(value) is not int or not 1 <= value < _LIMIT:
             self.fail(field, f"expected an integer of 1 to 2^31 - 1, got {value!r}")
         return value
+
+    def amount(self, field: str) -> float:
+        value = self._get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+            self.fail(field, f"expected a number above 0, such as 8.03e9, got {value!r}")
+        return float(value)
 
     def table(self, field: str) -> _Table:
         value = self._get(field)

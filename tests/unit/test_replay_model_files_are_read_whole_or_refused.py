@@ -78,6 +78,8 @@ def test_the_example_of_the_document_is_a_model_file(tmp_path: Path) -> None:
     qwen = PRESETS["Qwen3-Next-80B-A3B"]
     assert (model.token_bytes, model.snapshot_bytes) == (qwen.token_bytes, qwen.snapshot_bytes)
     assert {kept.retention.rule for kept in model.sets} < set(RULES)
+    assert model.active_parameters == qwen.active_parameters
+    assert model.sets[0].attention == qwen.sets[0].attention
 
 
 def test_an_unknown_name_lists_the_presets() -> None:
@@ -102,6 +104,20 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("layers = 2", "layers = true", "group[0].layers: expected an integer of 1"),
         ("layers = 2", "layers = 2.0", "group[0].layers: expected an integer of 1"),
         ("layers = 2", "layers = 2\ntokens = 4", "group[0].tokens: unknown"),
+        ("layers = 2", "layers = 2\nattention = 4", "group[0].attention: expected a table"),
+        (
+            "layers = 2",
+            "layers = 2\nattention = { heads = 1, key = 2 }",
+            "group[0].attention.value: field is missing",
+        ),
+        (
+            "layers = 2",
+            "layers = 2\nattention = { heads = 1, key = 2, value = 2, query = 2 }",
+            "group[0].attention.query: unknown",
+        ),
+        ('"small"', '"small"\nactive_parameters = 0', "active_parameters: expected a number above"),
+        ('"small"', '"small"\nactive_parameters = nan', "active_parameters: expected a number"),
+        ('"small"', '"small"\nactive_parameters = true', "active_parameters: expected a number"),
         ('"full"', '"most"', "group[0].retention: 'most' is none of full, window"),
         ('"full"', '"scratch"', "group[0].retention: 'scratch' is none of"),
         ("tokens = 8", "", "group[1].tokens: field is missing"),
