@@ -121,7 +121,7 @@ deps:
 	fi
 
 bench: setup
-	$(BIN)/python -m bench.run $(ARGS)
+	$(BIN)/python -m bench run $(ARGS)
 
 wheel: setup
 	rm -rf build/lib* build/bdist*

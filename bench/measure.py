@@ -29,7 +29,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. ``subject``: whose it is ("radix", "limit", "plain", later a peer's name);
+    """One figure. ``subject``: whose it is ("radix", "limit", "plain", or a peer's name);
     ``samples``: one number a round.
     """
 
@@ -76,21 +76,27 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one benchmark found. ``facts`` are counts that the seed alone decides: the digest is
-    made of them, so that a change which alters results, not only times, is seen.
+    made of them, so that a change which alters results, not only times, is seen. ``missing``: what
+    could not be measured, with the reason; ``versions``: of what took part beside this project.
     """
 
     rows: Sequence[Row]
     facts: Facts
     ratios: Sequence[Ratio] = ()
     targets: Sequence[Target] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a benchmark may write (``data``; it leaves nothing), and the traces, if any."""
+    """Where a benchmark may write (``data``; it leaves nothing), the traces, if any, and whether
+    peers are started (else they are missing: a smoke run takes seconds).
+    """
 
     data: Path
     traces: Path | None
+    peers: bool = True
 
 
 Sizes = Mapping[str, int]
@@ -100,7 +106,8 @@ Run = Callable[[Sizes, Place], Outcome]
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """A measurement with parameters of two sizes: ``smoke`` shows that it works, in a second;
-    ``full`` is what figures are quoted from.
+    ``full`` is what figures are quoted from. ``tags``: what it needs beside this project, "engine"
+    or "peers"; a run goes through these only where it is told to.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Draws kept results: ``python -m bench.plot REPORT.json FIGURE.png``.
+"""Draws kept results: ``python -m bench plot REPORT.json FIGURE.png``.
 
 The only module here that needs matplotlib, through its file backend. Kept here: a figure shows
 medians with the spread of their rounds, each beside what it was measured against, and nothing that
@@ -68,7 +68,7 @@ def _draw(axes: Axes, block: dict[str, Any], unit: str, rows: Sequence[dict[str,
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0, or 2 for a file that is no report."""
     if len(arguments) != 2:
-        print("usage: python -m bench.plot REPORT.json FIGURE.png", file=sys.stderr)
+        print("usage: python -m bench plot REPORT.json FIGURE.png", file=sys.stderr)
         return 2
     try:
         plot_report(json.loads(Path(arguments[0]).read_text(encoding="utf-8")), arguments[1])

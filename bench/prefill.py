@@ -94,5 +94,6 @@ BENCHMARKS = (
         run_prefill,
         smoke={"layers": 2, "width": 64, "tokens": 100, "rounds": 1},
         full={"layers": 8, "width": 512, "tokens": 2000, "rounds": 5},
+        tags=("engine",),
     ),
 )

@@ -1,5 +1,5 @@
-"""All benchmarks by name, in the order in which a run goes through them; and those that a run goes
-through only where it is told their names, because they need an engine.
+"""All benchmarks by name, in the order in which a run goes through them. One that needs an engine
+or a peer says so in its tags; a run goes through it only where it is told to.
 """
 
 from __future__ import annotations
@@ -7,12 +7,25 @@ from __future__ import annotations
 from bench import contention, disk, instructions, mixed, prefill, reopen, replay, tree
 from bench.measure import Benchmark
 
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for module in (tree, mixed, instructions, replay, disk, contention, reopen)
-    for benchmark in module.BENCHMARKS
-}
+PEERS = "peers"
+_MODULES = (
+    tree,
+    mixed,
+    instructions,
+    replay,
+    disk,
+    contention,
+    reopen,
+    prefill,
+)
 BY_NAME: dict[str, Benchmark] = {
-    **BENCHMARKS,
-    **{benchmark.name: benchmark for benchmark in prefill.BENCHMARKS},
+    benchmark.name: benchmark for module in _MODULES for benchmark in module.BENCHMARKS
 }
+BENCHMARKS: dict[str, Benchmark] = {
+    name: benchmark for name, benchmark in BY_NAME.items() if not benchmark.tags
+}
+
+
+def with_peers() -> dict[str, Benchmark]:
+    """Those that need nothing, and those against peers."""
+    return {name: each for name, each in BY_NAME.items() if set(each.tags) <= {PEERS}}

@@ -17,8 +17,8 @@ Json = dict[str, Any]
 
 
 def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Json:
-    """One benchmark's part of the report."""
-    return {
+    """One benchmark's part of the report; "missing" and "versions" where there are any."""
+    block: Json = {
         "name": benchmark.name,
         "title": benchmark.title,
         "parameters": dict(sizes),
@@ -45,6 +45,11 @@ def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Jso
         ],
         "targets": [_target(target, outcome) for target in outcome.targets],
     }
+    if outcome.missing:
+        block["missing"] = dict(outcome.missing)
+    if outcome.versions:
+        block["versions"] = dict(outcome.versions)
+    return block
 
 
 def skipped_block(benchmark: Benchmark, reason: str) -> Json:
@@ -94,7 +99,7 @@ def lines_of(block: Json) -> list[str]:
         spread = f"  ({min(samples):.5g} to {max(samples):.5g})" if len(samples) > 1 else ""
         lines.append(
             f"  {row['name']:<48} {row['median']:>10.5g} {row['unit']:<12}"
-            f" {row['subject']:<6}{spread}"
+            f" {row['subject']:<13}{spread}"
         )
     lines += [
         f"  {each['name']} / {each['to']}: {statistics.median(each['samples']):.3g}"
@@ -105,6 +110,7 @@ def lines_of(block: Json) -> list[str]:
         f"{each['bound']} {each['value']:g}"
         for each in block["targets"]
     ]
+    lines += [f"  missing {name}: {reason}" for name, reason in block.get("missing", {}).items()]
     return lines
 
 
@@ -129,6 +135,8 @@ def markdown_of(report: Json) -> str:
         for each in block["ratios"]:
             name = f"{each['name']} / {each['to']}"
             lines.append(_markdown_row(block["name"], name, each["median"], "ratio", "", targets))
+        for name, reason in block.get("missing", {}).items():
+            lines.append(f"| {block['name']} | {name}: missing: {reason} | | | | | |")
     return "\n".join(lines)
 
 

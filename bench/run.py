@@ -1,4 +1,4 @@
-"""The one entry: ``python -m bench.run [NAME...] [--smoke] [--json FILE|-]``."""
+"""``python -m bench run [NAME...] [--peers] [--smoke] [--json FILE|-]``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from bench.machine import machine_block, versions_block
 from bench.measure import Benchmark, Place, Skip
-from bench.registry import BENCHMARKS, BY_NAME
+from bench.registry import BENCHMARKS, BY_NAME, with_peers
 from bench.report import benchmark_block, lines_of, markdown_of, report_block, skipped_block
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the named benchmarks, or all that need no engine. Returns the exit status: 0, or 2 for
+    """Runs the named benchmarks, or all that need no engine and no peer. Returns the exit status: 0, or 2 for
     bad input.
     """
     options = _parse(arguments)
@@ -28,14 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.list:
         for benchmark in BY_NAME.values():
-            print(f"{benchmark.name:<14} {benchmark.title}")
+            needs = f" [{', '.join(benchmark.tags)}]" if benchmark.tags else ""
+            print(f"{benchmark.name:<16} {benchmark.title}{needs}")
         return 0
-    chosen = [BY_NAME[name] for name in options.names] or list(BENCHMARKS.values())
+    unnamed = with_peers() if options.peers else BENCHMARKS
+    chosen = [BY_NAME[name] for name in options.names] or list(unnamed.values())
+    peers = options.peers or not options.smoke
     shown = sys.stderr if options.json == "-" else sys.stdout
     traces = os.environ.get("RADIX_TRACES")
     blocks: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="radix-bench-", dir=options.data) as folder:
-        place = Place(Path(folder), Path(traces) if traces else None)
+        place = Place(Path(folder), Path(traces) if traces else None, peers)
         machine = machine_block(place.data)
         for benchmark in chosen:
             blocks.append(_run(benchmark, options.smoke, place))
@@ -62,9 +65,17 @@ def _run(benchmark: Benchmark, smoke: bool, place: Place) -> dict[str, Any]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.run", description="Measures, beside the limits.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench run", description="Measures, beside the limits."
+    )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="what to run (default: all but prefill)"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="what to run (default: all that need no engine and no peer)",
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="go through those against peers too; start them"
     )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
     parser.add_argument("--json", metavar="FILE", help="write the report; - for standard output")

@@ -1,0 +1,26 @@
+"""The one entry: ``python -m bench run [NAME...]`` measures, ``python -m bench plot`` draws."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = "usage: python -m bench run [NAME...] [--peers] [--smoke] [--json FILE|-] | plot REPORT PNG"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status of what was asked for, 2 for anything else."""
+    if arguments[:1] == ["run"]:
+        from bench.run import main as measure
+
+        return measure(arguments[1:])
+    if arguments[:1] == ["plot"]:
+        from bench.plot import main as draw  # needs matplotlib
+
+        return draw(arguments[1:])
+    print(USAGE, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
