@@ -18,8 +18,8 @@ from bench.report import benchmark_block, lines_of, markdown_of, report_block, s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the named benchmarks, or all that need no engine and no peer. Returns the exit status: 0, or 2 for
-    bad input.
+    """Runs the named benchmarks, or all that need no engine and no peer. Returns the exit status:
+    0, or 2 for bad input.
     """
     options = _parse(arguments)
     unknown = [name for name in options.names if name not in BY_NAME]
