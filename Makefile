@@ -46,7 +46,7 @@ setup: $(INSTALLED)
 
 # The build environment is .venv itself: what wraps and compiles is pinned like all else. The
 # extension is left to build_ffi.py, which keeps its object files. SGLang asks for sixty packages and
-# a torch of its own; its cache, all that is tested here, runs without them (tests/sglang/standin.py).
+# a torch of its own; its cache, all that is tested here, runs without them (bench/peers/standin.py).
 $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sglang import standin
+from bench.peers import standin
 
 assert standin.STOOD_IN
 

@@ -34,7 +34,8 @@ def answers(seed: int, page: int, steps: int = 200) -> str:
 def test_two_processes_with_other_hash_seeds_give_the_same_answers() -> None:
     seed = 5
     text = (
-        "from tests.sglang import standin, test_backend_decides_alike_in_every_rank as rank\n"
+        "from bench.peers import standin\n"
+        "from tests.sglang import test_backend_decides_alike_in_every_rank as rank\n"
         f"print(rank.answers({seed}, 1) + rank.answers({seed}, 16))\n"
     )
     found = []

@@ -5,7 +5,7 @@ by modules of which every attribute is there and does nothing. The cache, its po
 are SGLang's own code.
 
 Importing this module changes what can be imported in the whole process: only tests of SGLang do,
-and ``make test`` runs them as a process of their own.
+which ``make test`` runs as a process of their own, and SGLang's child of the benchmarks.
 """
 
 from __future__ import annotations
