@@ -99,7 +99,7 @@ typedef struct rdx_io rdx_io;
 #define RDX_CLASS_PREFETCH 1
 #define RDX_CLASS_STORE 2
 #define RDX_CLASS_COUNT 3
-#define RDX_JOB_SYNC 1 /* fdatasync each file of the job once, after its last write */
+#define RDX_JOB_SYNC 1 /* fdatasync the files of the job after its last write (or several jobs) */
 #define RDX_PIECE_BYTES 524288
 
 /* One contiguous, checksummed run of bytes between a file and memory (a block, or a part or a
@@ -345,6 +345,26 @@ int rdx_lease_release(rdx_tree *tree, uint64_t lease, int stamp);
  * by rule, for the groups that the lease has left. */
 int rdx_lease_move(rdx_tree *tree, uint64_t lease, rdx_cursor at, uint32_t *pages);
 int rdx_lease_end(const rdx_tree *tree, uint64_t lease, rdx_cursor *out);
+
+/* ---------------------------------------------------------------- a step's requests (batch.c)
+ * The loop of the single calls, in the given order and in one crossing, but all or nothing: where
+ * one is refused nothing has changed, and *bad is its index (m: none of them alone is at fault, as
+ * where memory is short). A lease may stand once in a call. */
+/* m leases, each as rdx_lease_take, pages by rule. RDX_ESTALE: a root is gone. */
+int rdx_lease_take_many(rdx_tree *tree, const rdx_cursor *at, uint32_t m, uint64_t mask,
+                        uint64_t *leases, rdx_cursor *ends, uint32_t *bad);
+/* Releases m leases; stamp as in rdx_lease_release, the last being the most recent. RDX_ELEASE: one
+ * is not held, or stands twice. */
+int rdx_lease_release_many(rdx_tree *tree, const uint64_t *leases, uint32_t m, int stamp,
+                           uint32_t *bad);
+/* m inserts, each as rdx_tree_insert: of the counts[i] pages at pages[i], the whole prompt, those
+ * behind from[i] go in. slots, and canonical unless NULL, hold nslots: of each request in turn its
+ * ncolumns rows, as long as its new pages are many. leases (NULL: none): one each, 0 for none. */
+int rdx_tree_insert_many(rdx_tree *tree, const rdx_cursor *from, uint32_t m,
+                         const void *const *pages, const uint32_t *counts, const uint32_t *columns,
+                         uint32_t ncolumns, const int32_t *slots, uint64_t nslots,
+                         int32_t *canonical, const uint64_t *leases, rdx_insert *out,
+                         uint32_t *bad);
 
 /* ---------------------------------------------------------------- columns (columns.c) */
 /* Slots of pages [first, first+n) of the path to `at` in one column; RDX_NO_SLOT where none.

@@ -45,24 +45,8 @@ int rdx_flat_lease(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint64_t *l
 }
 
 int rdx_flat_release(rdx_tree *t, const uint64_t *leases, uint32_t n, int stamp) {
-    uint32_t bad = 0;
-    for (uint32_t k = 0; k < n && !bad; k++) {
-        lease_slot *l = rdx_lease_of(t, leases[k]);
-        bad = !l || l->next_free == NIL - 1; /* unknown, or marked: it stands twice */
-        if (l && !bad) {
-            l->next_free = NIL - 1;
-        }
-    }
-    for (uint32_t k = 0; k < n; k++) {
-        lease_slot *l = rdx_lease_of(t, leases[k]);
-        if (l) {
-            l->next_free = NIL;
-        }
-    }
-    for (uint32_t k = 0; k < n && !bad; k++) {
-        rdx_lease_release(t, leases[k], stamp);
-    }
-    return bad ? RDX_ELEASE : RDX_OK;
+    uint32_t bad;
+    return rdx_lease_release_many(t, leases, n, stamp, &bad);
 }
 
 static void rooms_free(rdx_tree *t, buffer **rooms, uint32_t n) {

@@ -171,11 +171,10 @@ typedef struct plan {
     buffer *room; /* for the fresh pages, unless they fit behind the leaf */
 } plan;
 
-static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_t n,
-                       const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
-                       uint64_t lease, plan *p) {
-    *p = (plan){.lease = lease ? rdx_lease_of(t, lease) : NULL};
-    if (lease && !p->lease) {
+int rdx_insert_check(const rdx_tree *t, rdx_cursor from, const void *run, uint32_t n,
+                     const uint32_t *columns, uint32_t ncolumns, uint64_t lease, uint32_t *node) {
+    const lease_slot *held = lease ? rdx_lease_of(t, lease) : NULL;
+    if (lease && !held) {
         return RDX_ELEASE;
     }
     for (uint32_t c = 0; c < ncolumns; c++) {
@@ -184,19 +183,31 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
         }
     }
     uint32_t i;
-    rdx_resolve(t, from, &i, &p->depth);
-    if (i == NIL || p->depth != from.pages) {
+    uint32_t depth;
+    rdx_resolve(t, from, &i, &depth);
+    if (i == NIL || depth != from.pages) {
         return RDX_ESTALE;
     }
-    if (p->lease && (p->lease->node != i || p->depth != rdx_end_of(t, i))) {
+    if (held && (held->node != i || depth != rdx_end_of(t, i))) {
         return RDX_ELEASE;
     }
-    if (p->depth + (uint64_t)n > NIL / 2) {
+    if (depth + (uint64_t)n > NIL / 2) {
         return RDX_EARG;
     }
-    if (t->check_ids && !ids_in_range(run, (size_t)n * (t->page_bytes / 4))) {
-        return RDX_ETOKEN;
+    *node = i;
+    return t->check_ids && !ids_in_range(run, (size_t)n * (t->page_bytes / 4)) ? RDX_ETOKEN
+                                                                               : RDX_OK;
+}
+
+static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_t n,
+                       const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
+                       uint64_t lease, plan *p) {
+    uint32_t i;
+    int status = rdx_insert_check(t, from, run, n, columns, ncolumns, lease, &i);
+    if (status != RDX_OK) {
+        return status;
     }
+    *p = (plan){.lease = lease ? rdx_lease_of(t, lease) : NULL, .depth = from.pages};
     p->w = follow(t, i, p->depth, run, n);
     uint64_t more = 2;
     uint64_t most = more + (uint64_t)n * (uint64_t)ncolumns; /* a split for each slot */
@@ -205,7 +216,7 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
     for (uint32_t c = 0; c < ncolumns && !ample; c++) {
         more += rdx_splits_of(t, p->w.node, columns[c], p->depth, n, slots + (size_t)c * n);
     }
-    int status = more < NIL / 2 ? rdx_make_room(t, (uint32_t)more) : RDX_ENOMEM;
+    status = more < NIL / 2 ? rdx_make_room(t, (uint32_t)more) : RDX_ENOMEM;
     if (status != RDX_OK) {
         return status;
     }
@@ -214,9 +225,10 @@ static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_
         return RDX_OK;
     }
     p->in_place = grows(t, p->w.node, p->w.pages, p->lease, columns, ncolumns);
-    if (p->in_place) {
-        return grow_room(t, p->w.node, p->fresh, &p->room);
+    if (p->in_place && grow_room(t, p->w.node, p->fresh, &p->room) == RDX_OK) {
+        return RDX_OK;
     }
+    p->in_place = false; /* a leaf that has no room to grow gets a child */
     p->room = rdx_buffer_new(t, p->fresh);
     return p->room ? RDX_OK : RDX_ENOMEM;
 }

@@ -136,9 +136,19 @@ uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, u
 }
 
 /* ---------------------------------------------------------------- buffers */
+static buffer *take_spare(rdx_tree *t) {
+    buffer *b = t->spare;
+    t->spare = NULL;
+    t->spare_bytes = 0;
+    return b;
+}
+
 buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
     size_t bytes = rdx_buffer_bytes(t, cap);
-    buffer *b = rdx_malloc(bytes);
+    buffer *b = t->spare_bytes == bytes ? take_spare(t) : rdx_malloc(bytes);
+    if (!b && t->spare_bytes >= bytes) {
+        b = take_spare(t);
+    }
     if (!b) {
         return NULL;
     }
@@ -603,7 +613,7 @@ uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first) {
         t->leases[slot].gen = 1;
     }
     t->leases[slot].node = i;
-    t->leases[slot].next_free = NIL; /* a slot in use has no mark: rdx_flat_release */
+    t->leases[slot].next_free = NIL; /* a slot in use has no mark: batch.c */
     t->leases[slot].mask = mask;
     t->leases[slot].first = first;
     rdx_pins_put(t, &t->leases[slot], i);

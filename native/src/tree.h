@@ -125,6 +125,8 @@ struct rdx_tree {
     uint64_t roots;
     uint64_t buffers;
     uint64_t buffer_bytes;
+    void *spare; /* what a batch took for the buffer of its next insert, so that it can't fail */
+    size_t spare_bytes;
     uint64_t splits;
     uint64_t compactions;
     uint64_t removed;
@@ -277,6 +279,11 @@ void rdx_lease_path_to(rdx_tree *t, lease_slot *l, uint32_t to);
 /* Makes `pages` the end of a node: splits where it lies inside an edge. Needs room for a node. */
 uint32_t rdx_end_node(rdx_tree *t, uint32_t i, uint32_t pages);
 const uint8_t *rdx_root_key(const rdx_tree *t, uint32_t root);
+
+/* ---- insert.c */
+/* Why an insert would be refused, memory apart; the node that it goes on from. */
+int rdx_insert_check(const rdx_tree *t, rdx_cursor from, const void *run, uint32_t n,
+                     const uint32_t *columns, uint32_t ncolumns, uint64_t lease, uint32_t *node);
 
 /* ---- joint.c */
 /* The joint hit on the path that ends `pages` pages from the root, in node i. */
