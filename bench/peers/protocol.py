@@ -21,13 +21,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-from bench.measure import Facts, Ratio, Row, Sizes, Target, ratio
+from bench.measure import Facts, Place, Ratio, Row, Sizes, Target, ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ".venv-peers"
 _LAST_BYTES = 2000
+LEFT_OUT = "not started: a smoke run starts peers where --peers asks for them"
 _GRACE_S = 10.0  # for a child that ends by itself
 
 
@@ -71,6 +72,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = -1  # what it writes to standard error: memory, no file to leave behind
         self._rest = b""
+        self._reason = "not started"
 
     def __enter__(self) -> Child:
         peer = self.peer
@@ -101,8 +103,8 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None:
-                with suppress(PeerError, BrokenPipeError):
+            if error is None and self._process is not None:
+                with suppress(BrokenPipeError):
                     self._tell({"do": "quit"})
                 self._end(_GRACE_S)
             else:
@@ -112,34 +114,39 @@ class Child:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One request, one answer. ``PeerError`` for an answer that is an error or none, and for a
-        child that ended or is silent for longer than its deadline; it is ended then.
+        child that ended or is silent for longer than its deadline; it is ended then, and each later
+        request is refused with the same words.
         """
+        if self._process is None:
+            raise PeerError(self._reason)
         what = request["do"]
         try:
             self._tell(request)
             line = self._line(self.peer.deadline_s)
         except TimeoutError:
             self._end()
-            raise PeerError(f"silent for {self.peer.deadline_s:g} s in {what!r}") from None
+            self._refuse(f"silent for {self.peer.deadline_s:g} s in {what!r}")
         except BrokenPipeError:
             line = b""
         if not line:
             status = self._end(_GRACE_S)
-            raise PeerError(f"ended with status {status} in {what!r}{self._last_words()}")
+            self._refuse(f"ended with status {status} in {what!r}{self._last_words()}")
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             self._end()
-            raise PeerError(f"answered {line[:80]!r}, which is no JSON") from None
+            self._refuse(f"answered {line[:80]!r}, which is no JSON")
         if "error" in answer:
             raise PeerError(str(answer["error"]))
         return answer
 
+    def _refuse(self, reason: str) -> NoReturn:
+        self._reason = reason
+        raise PeerError(reason) from None
+
     def _tell(self, request: Mapping[str, Any]) -> None:
-        if self._process is None:
-            raise PeerError("has ended")
+        assert self._process is not None and self._process.stdin is not None
         pipe = self._process.stdin
-        assert pipe is not None
         pipe.write(json.dumps(request).encode() + b"\n")
         pipe.flush()
 
@@ -197,6 +204,22 @@ class Found:
     failed: dict[str, str] = field(default_factory=dict)
     subjects: dict[str, str] = field(default_factory=dict)
 
+    def add(self, label: str, answer: Mapping[str, Any], *, keep: bool) -> None:
+        """One round's answer; not ``keep``: of its counts alone."""
+        facts = self.facts.setdefault(label, answer["facts"])
+        if facts != answer["facts"]:
+            raise Disagreement(f"{label} counts {answer['facts']}, in the round before {facts}")
+        if keep:
+            samples = self.samples.setdefault(label, {})
+            for name, us in answer["us"].items():
+                samples.setdefault(name, []).append(us)
+
+    def forget(self, label: str, reason: str) -> None:
+        """A peer failed: nothing of it counts."""
+        self.failed[label] = reason
+        self.samples.pop(label, None)
+        self.facts.pop(label, None)
+
     def rows(self, prefix: str = "", unit: str = "us") -> list[Row]:
         """A row "PREFIX OPERATION, LABEL" for each operation of each peer, operations together."""
         operations = dict.fromkeys(name for found in self.samples.values() for name in found)
@@ -218,51 +241,88 @@ class Found:
         return first
 
 
-def measure(peers: Sequence[Peer], workload: str, sizes: Sizes, seed: int) -> Found:
-    """``sizes["rounds"]`` rounds of each peer after one that is discarded, in turn.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload in some sizes, by the name under which its figures are found."""
 
-    A peer that fails is in ``failed`` with its reason and has no rows.
+    name: str
+    workload: str
+    sizes: Sizes
+
+
+class Session:
+    """Peers that run side by side for one workload after another; a context manager that ends them.
+
+    Those with an environment of their own are left out where ``place`` says that peers are.
     """
-    found = Found(subjects={peer.label: peer.subject for peer in peers})
-    with ExitStack() as stack:
-        running: list[Child] = []
-        for peer in peers:
-            try:
-                child = stack.enter_context(Child(peer))
-                child.ask(
-                    {"do": "prepare", "workload": workload, "sizes": dict(sizes), "seed": seed}
-                )
-            except PeerError as error:
-                found.failed[peer.label] = str(error)
-                continue
-            running.append(child)
-            found.versions |= child.versions
-        for number in range(sizes["rounds"] + 1):
-            for child in list(running):
+
+    def __init__(self, peers: Sequence[Peer], place: Place | None = None) -> None:
+        self._peers = peers
+        self._alone = place is not None and not place.peers
+        self._children: dict[str, Child] = {}
+        self._failed: dict[str, str] = {}
+        self._versions: dict[str, str] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Session:
+        with ExitStack() as stack:
+            for peer in self._peers:
+                if self._alone and peer.env:
+                    self._failed[peer.label] = LEFT_OUT
+                    continue
                 try:
-                    _one_round(child, found, keep=number > 0)
+                    child = stack.enter_context(Child(peer))
                 except PeerError as error:
-                    running.remove(child)
-                    _forget(found, child.peer.label, str(error))
-    return found
+                    self._failed[peer.label] = str(error)
+                    continue
+                self._children[peer.label] = child
+                self._versions |= child.versions
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def measure(self, workload: str, sizes: Sizes, seed: int) -> Found:
+        """``sizes["rounds"]`` rounds of each peer after one that is discarded, in turn.
+
+        A peer that fails is in ``failed`` with its reason and has no rows; one that answered with
+        an error is asked again at the next workload.
+        """
+        found = Found(
+            versions=dict(self._versions),
+            failed=dict(self._failed),
+            subjects={peer.label: peer.subject for peer in self._peers},
+        )
+        asked = {"do": "prepare", "workload": workload, "sizes": dict(sizes), "seed": seed}
+        running = dict(self._children)
+        for label, child in self._children.items():
+            try:
+                child.ask(asked)
+            except PeerError as error:
+                found.forget(label, str(error))
+                del running[label]
+        for number in range(sizes["rounds"] + 1):
+            for label, child in list(running.items()):
+                try:
+                    found.add(label, child.ask({"do": "round"}), keep=number > 0)
+                except PeerError as error:
+                    found.forget(label, str(error))
+                    del running[label]
+        return found
 
 
-def _one_round(child: Child, found: Found, *, keep: bool) -> None:
-    label = child.peer.label
-    answer = child.ask({"do": "round"})
-    facts = found.facts.setdefault(label, answer["facts"])
-    if facts != answer["facts"]:
-        raise Disagreement(f"{label} counts {answer['facts']}, in the round before {facts}")
-    if keep:
-        samples = found.samples.setdefault(label, {})
-        for name, us in answer["us"].items():
-            samples.setdefault(name, []).append(us)
-
-
-def _forget(found: Found, label: str, reason: str) -> None:
-    found.failed[label] = reason
-    found.samples.pop(label, None)
-    found.facts.pop(label, None)
+def measure_cases(
+    peers: Sequence[Peer], cases: Sequence[Case], seed: int, place: Place | None = None
+) -> dict[str, Found]:
+    """Each case in turn, by its name; the peers are started once, because that takes seconds."""
+    with Session(peers, place) as session:
+        return {case.name: session.measure(case.workload, case.sizes, seed) for case in cases}
 
 
 def times_faster(
