@@ -22,6 +22,7 @@ import radix
 from bench.peers.child import Sizes, Work, serve
 from bench.peers.treework import Timed, Tree, TreeWork, timed
 from bench.workloads import Prompts
+from radix.arguments import int32
 from radix.cache import PrefixCache
 from radix.groups import Group, Retention, rule_of
 from radix.layout import Layout
@@ -79,17 +80,21 @@ class CoreTree(_Ours):
         pages //= page
         self._gone = np.empty(pages, np.int32)
         self._needed = [_needed_pages(group, page, pages) for group in groups]
-        self._rows: dict[int, Any] = {}
+        self._next = 0
 
     def _slots(self, count: int) -> Any:
         """(groups, count) slots of new pages: of a window its last, of states the last one."""
-        rows = self._rows.get(count)
-        if rows is None:
-            rows = np.full((len(self._needed), count), NO_SLOT, np.int32)
-            for row, needed in zip(rows, self._needed, strict=True):
-                row[max(0, count - needed) :] = np.arange(min(needed, count))
-            self._rows[count] = rows
+        rows = np.full((len(self._needed), count), NO_SLOT, np.int32)
+        first, self._next = self._next, self._next + count
+        for row, needed in zip(rows, self._needed, strict=True):
+            lost = max(0, count - needed)
+            row[lost:] = np.arange(first + lost, first + count)
         return rows
+
+    def conversions(self) -> Mapping[str, Callable[[Any], Any]]:
+        """The tree takes int32 buffers: numpy makes them."""
+        convert = partial(np.asarray, dtype=np.int32)
+        return dict.fromkeys(("list", "int64", "int32"), convert)
 
     def insert(self, keys: Sequence[Any]) -> tuple[list[float], int]:
         """From the root: the tree finds by itself what is there already."""
@@ -165,7 +170,16 @@ class FacadeTree(_Ours):
         self.page = page = sizes["page_tokens"]
         groups = _groups(sizes)
         blocks = [capacity_tokens // page] * len(groups)
+        self._states = bool(sizes.get("states"))
         self._cache = PrefixCache(groups, [IndexTier(blocks)], page_tokens=page)
+
+    def conversions(self) -> Mapping[str, Callable[[Any], Any]]:
+        """What the facade does by itself with whatever it is given."""
+        return dict.fromkeys(("list", "int64", "int32"), int32)
+
+    def _boundaries(self, tokens: int) -> Sequence[int]:
+        """Where a state is saved: at the end of the prompt's last whole page."""
+        return [tokens // self.page * self.page] if self._states else ()
 
     def insert(self, keys: Sequence[Any]) -> tuple[list[float], int]:
         """Behind the lease of a match, neither of which is timed here."""
@@ -176,8 +190,9 @@ class FacadeTree(_Ours):
         for key in keys:
             lease = cache.lease(cache.match(key, leave=0)[1])
             before += lease.pages
+            ends = self._boundaries(len(key))
             start = clock()
-            cache.insert(key, lease)
+            cache.insert(key, lease, boundaries=ends)
             spans.append((clock() - start) / 1e3)
             lease.release()
         return spans, before * self.page
@@ -207,14 +222,14 @@ class FacadeTree(_Ours):
 
     def turn(self, key: Any) -> tuple[tuple[float, float, float, float], int]:
         """Each step goes on from what the one before returned."""
-        cache, clock = self._cache, time.perf_counter_ns
+        cache, clock, ends = self._cache, time.perf_counter_ns, self._boundaries(len(key))
         assert cache is not None
         t0 = clock()
         found, cursor = cache.match(key, leave=0)
         t1 = clock()
         lease = cache.lease(cursor)
         t2 = clock()
-        cache.insert(key, lease)
+        cache.insert(key, lease, boundaries=ends)
         t3 = clock()
         lease.release()
         t4 = clock()

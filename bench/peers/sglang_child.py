@@ -17,7 +17,7 @@ import platform
 import sys
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -133,7 +133,8 @@ class SglangTree:
         self._base, self._params, self._radix = base_prefix_cache, cache_init_params, radix_cache
         self._tree: Any = None
         self._window = self._states = 0
-        self._values: dict[int, Any] = {}
+        self._pool: Any = None
+        self._next = 0
 
     def versions(self) -> Mapping[str, str]:
         """SGLang's and what it stands on."""
@@ -148,7 +149,7 @@ class SglangTree:
     def open(self, sizes: Sizes, capacity_tokens: int) -> None:
         """An empty tree; ``ValueError`` for components that the plain tree does not have."""
         page = sizes["page_tokens"]
-        self._page, self._tree = page, None
+        self._page, self._tree, self._next = page, None, 0
         self._window, self._states = sizes.get("window_tokens", 0), sizes.get("states", 0)
         if self._kind == "radix":
             if self._window or self._states:
@@ -192,15 +193,20 @@ class SglangTree:
 
     def key(self, tokens: Prompts) -> Any:
         """An array of int64, as SGLang's requests hold their tokens."""
-        ids = array("q")
-        ids.frombytes(tokens.astype(np.int64).tobytes())
-        return ids
+        return array("q", tokens.astype(np.int64).tobytes())
+
+    def conversions(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Each way into an array of int64."""
+        return {
+            "list": partial(array, "q"),
+            "int64": lambda given: array("q", given.tobytes()),
+            "int32": lambda given: array("q", given.astype(np.int64).tobytes()),
+        }
 
     def _value(self, count: int) -> Any:
-        """Slots for so many tokens; the tree copies what it keeps."""
-        if count not in self._values:
-            self._values[count] = self._torch.arange(count, dtype=self._torch.int64)
-        return self._values[count]
+        """Slots for so many tokens, int64."""
+        first, self._next = self._next, self._next + count
+        return self._torch.arange(first, first + count, dtype=self._torch.int64)
 
     def _more(self, count: int) -> dict[str, Any]:
         """What an insert is given beside tokens and slots: a state, and how far the window has
@@ -224,7 +230,7 @@ class SglangTree:
 
     def insert(self, keys: Sequence[Any]) -> tuple[list[float], int]:
         """From the root, as SGLang always does."""
-        arguments = ((key, self._value(len(key)), self._more(len(key))) for key in keys)
+        arguments = [(key, self._value(len(key)), self._more(len(key))) for key in keys]
         spans, made = timed(self._insert, arguments)
         return spans, sum(each.prefix_len for each in made)
 

@@ -1,4 +1,4 @@
-"""The workloads of prefix trees, the same for every tree: ``shared`` and ``turns``.
+"""The workloads of prefix trees, the same for every tree: ``shared``, ``turns`` and ``keys``.
 
 An adapter says how one tree does each operation; which prompts come in which order, what is timed
 and what is counted stands here once. Kept here: an adapter times only what a user of that tree
@@ -9,6 +9,7 @@ answered.
              hits of prompts picked at random, of sets that fit a cache, half hits, misses; leases,
              releases; eviction a leaf at a time
     turns    sessions that go on by some tokens, turn after turn: match, lease, insert, release
+    keys     a prompt given as a list, as int64 and as int32, made into what the tree takes
 """
 
 from __future__ import annotations
@@ -56,8 +57,14 @@ class Tree(Protocol):
         """The tokens (int32) as the tree wants them; what that costs is measured elsewhere."""
         ...
 
+    def conversions(self) -> Mapping[str, Callable[[Any], Any]]:
+        """By "list", "int64" and "int32" (arrays): what makes tokens in that form a key."""
+        ...
+
     def insert(self, keys: Sequence[Any]) -> tuple[list[float], int]:
-        """us of each insert of a whole prompt, and tokens that were there already."""
+        """us of each insert of a whole prompt with slots of its own, made before, and tokens that
+        were there already.
+        """
         ...
 
     def match(self, keys: Sequence[Any]) -> tuple[list[float], int, list[Any]]:
@@ -99,7 +106,11 @@ class TreeWork:
 
     def prepare(self, workload: str, sizes: Sizes, seed: int) -> None:
         """Makes the prompts, as the tree wants them."""
-        known = {"shared": self._prepare_shared, "turns": self._prepare_turns}
+        known = {
+            "shared": self._prepare_shared,
+            "turns": self._prepare_turns,
+            "keys": self._prepare_keys,
+        }
         if workload not in known:
             raise ValueError(f"workload must be one of {', '.join(known)}, not {workload!r}")
         self._sizes = sizes
@@ -185,11 +196,28 @@ class TreeWork:
             of_turn, tokens = tree.turn(key)
             spans.append(of_turn)
             hit += tokens
-        gone, evicted = tree.evict(sizes["turn_tokens"], sizes["evictions"])
         names = ("match", "lease", "insert", "release")
-        us = {
+        return {
             f"turns: {name}": statistics.median(column)
             for name, column in zip(names, zip(*spans, strict=True), strict=True)
+        }, {"turn_hit_tokens": hit}
+
+    # -------------------------------------------------------------------- keys
+
+    def _prepare_keys(self, seed: int) -> Callable[[], Found]:
+        rows = fresh_prompts(self._sizes["probes"], self._sizes["tokens"], seed)
+        self._keys = {
+            "list": [row.tolist() for row in rows],
+            "int64": [row.astype(np.int64) for row in rows],
+            "int32": list(rows),
         }
-        us["turns: evict"] = statistics.median(gone)
-        return us, {"turn_hit_tokens": hit, "turn_evicted_tokens": evicted}
+        return self._convert
+
+    def _convert(self) -> Found:
+        us: dict[str, float] = {}
+        tokens = 0
+        for form, convert in self._tree.conversions().items():
+            spans, made = timed(convert, [(given,) for given in self._keys[form]])
+            us[f"from {form}"] = statistics.median(spans)
+            tokens += sum(len(key) for key in made)
+        return us, {"converted_tokens": tokens}
