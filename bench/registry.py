@@ -4,7 +4,7 @@ or a peer says so in its tags; a run goes through it only where it is told to.
 
 from __future__ import annotations
 
-from bench import contention, disk, instructions, mixed, prefill, reopen, replay, tree
+from bench import contention, disk, endtoend, instructions, mixed, prefill, reopen, replay, tree
 from bench.measure import Benchmark
 
 PEERS = "peers"
@@ -16,6 +16,7 @@ _MODULES = (
     disk,
     contention,
     reopen,
+    endtoend,
     prefill,
 )
 BY_NAME: dict[str, Benchmark] = {

@@ -35,10 +35,9 @@ from radix.replay.traces import read_trace
 TRACE = "mooncake_conversation.jsonl.gz"
 
 
-def _small_trace(place: Place) -> Path:
-    """Conversations that take turns and grow, in the format of the real trace."""
+def small_trace(path: Path) -> Path:
+    """Writes conversations that take turns and grow, in the format of the real trace."""
     rng = np.random.default_rng(9)
-    path = place.data / "small.jsonl"
     chats: list[list[int]] = [[chat] for chat in range(8)]
     fresh = len(chats)
     lines = []
@@ -67,7 +66,7 @@ def run_replay(sizes: Sizes, place: Place) -> Outcome:
             raise Skip(f"RADIX_TRACES names no folder that holds {TRACE}")
         source = place.traces / TRACE
     else:
-        source = _small_trace(place)
+        source = small_trace(place.data / "small.jsonl")
     rounds, facts = Rounds(), {}
     for _ in range(sizes["rounds"]):
         with no_collection():

@@ -34,6 +34,7 @@ from radix.replay.options import (
 )
 from radix.replay.progress import Progress, shown_progress
 from radix.replay.report import Run, TieredReport, index_report, replay_optimal, write_json
+from radix.replay.stopwatch import Stopwatch
 from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, TraceError, read_trace
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("trace", metavar="TRACE", help="the trace, or - for standard input")
     replay.add_argument("--json", metavar="FILE", help="write the result as JSON; - is stdout")
-    replay.add_argument("--plot", metavar="FILE", help="draw the hit ratio as a PNG file")
+    replay.add_argument(
+        "--plot", metavar="FILE", help="draw hits, and with --tiers the time, as a PNG file"
+    )
     replay.add_argument(
         "--page-tokens",
         metavar="N",
@@ -299,16 +302,18 @@ def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
     block_bytes = parse_positive("--block-bytes", options.block_bytes or str(DEFAULT_BLOCK_BYTES))
     if options.data is not None and not sizes.disk:
         raise OptionError("--data", "there is no disk tier in --tiers to keep there")
-    trace = read_trace(options.trace, page_tokens)
+    stopwatch = Stopwatch()
+    with stopwatch.measure("parse"):
+        trace = read_trace(options.trace, page_tokens)
     from radix.replay.bytes import replay_bytes
 
-    data = Path(options.data) if options.data is not None else None
+    data, verify = Path(options.data) if options.data is not None else None, options.verify
     with shown_progress() as progress:
-        report, history = replay_bytes(trace, sizes, block_bytes, data, options.verify, progress)
+        report, history = replay_bytes(trace, sizes, block_bytes, data, verify, progress, stopwatch)
     if options.plot is not None:
-        from radix.replay.plots import plot_hit_ratio_over_time
+        from radix.replay.plots import plot_tiered_replay
 
-        plot_hit_ratio_over_time(history, options.plot)
+        plot_tiered_replay(report, history, options.plot)
     return _finish(report, options.json)
 
 
@@ -327,9 +332,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _finish(report: TieredReport, json_target: str | None) -> int:
     """Show a report with bytes and turn its checks into an exit status."""
-    from radix.replay.tables import checks_table, tiered_table
+    from radix.replay.tables import checks_table, stages_table, tiered_table
 
-    _show(json_target, tiered_table(report), checks_table(report.checks))
+    shown: list[RenderableType] = [tiered_table(report)]
+    if report.stages:
+        shown.append(stages_table(report))
+    _show(json_target, *shown, checks_table(report.checks))
     if json_target is not None:
         write_json(json_target, report.as_json())
     for check in report.checks:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from radix.replay.history import History
@@ -18,6 +19,7 @@ from radix.replay.interrupt import Interrupt, deferred_interrupt
 from radix.replay.options import TierSizes
 from radix.replay.progress import Progress
 from radix.replay.report import TieredReport
+from radix.replay.stopwatch import Stopwatch
 from radix.replay.tiered import Serving, Shape, opened
 from radix.replay.traces import Trace
 
@@ -31,6 +33,7 @@ def replay_bytes(
     data: Path | None,
     verify: bool,
     progress: Progress,
+    stopwatch: Stopwatch | None = None,
 ) -> tuple[TieredReport, History]:
     """Run a whole trace through the tiers and count hits, bytes moved and blocks verified.
 
@@ -44,14 +47,19 @@ def replay_bytes(
             temporary one.
         verify: whether every block that a request gets back is compared with what it must hold.
         progress: told how many requests are done.
+        stopwatch: whose stages the report has, from when it was made until the tiers are closed;
+            one of the replay alone unless given.
 
     Raises:
         OptionError: the tiers do not fit this machine, or `data` cannot be used.
         KeyboardInterrupt: Ctrl-C was pressed; what is durable is kept.
     """
-    with deferred_interrupt() as interrupt, _directory(sizes, data) as directory:
-        shape = Shape(sizes, block_bytes, trace.page_tokens, directory, trace.unit)
-        return _replay(trace, shape, data, verify, progress, interrupt)
+    stopwatch = stopwatch or Stopwatch()
+    directory = stopwatch.around(_directory(sizes, data), "open", "close")
+    with deferred_interrupt() as interrupt, directory as folder:
+        shape = Shape(sizes, block_bytes, trace.page_tokens, folder, trace.unit)
+        report, history = _replay(trace, shape, data, verify, progress, interrupt, stopwatch)
+    return replace(report, stages=stopwatch.stages()), history
 
 
 @contextmanager
@@ -70,12 +78,19 @@ def _replay(
     verify: bool,
     progress: Progress,
     interrupt: Interrupt,
+    stopwatch: Stopwatch,
 ) -> tuple[TieredReport, History]:
     history = History(shape.capacity_bytes)
     progress.phase("requests", len(trace))
     began = time.perf_counter()
-    with opened(shape, time.perf_counter_ns, events=False) as (cache, device):
+    tiers = opened(shape, time.perf_counter_ns, events=False)
+    with stopwatch.around(tiers, "open", "close") as (cache, device):
+        stopwatch.watch_cache(cache)
         serving = Serving(cache, device, shape, history, interrupt, verify=verify)
+        stopwatch.watch(serving, "sample", "sample")
+        stopwatch.watch(serving.content, "write", "content")
+        stopwatch.watch(serving.content, "keys", "content")
+        stopwatch.watch(serving.content, "wrong", "verify")
         step = max(1, len(trace) // _SAMPLES)
         for number, prompt in enumerate(trace.prompts()):
             if len(prompt):
@@ -106,5 +121,6 @@ def _replay(
             },
             runs=(serving.run("replay"),),
             checks=tuple(serving.checks()),
+            stages=(),
         )
     return report, history

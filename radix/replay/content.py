@@ -54,7 +54,12 @@ class Content:
         words = -(-self._block_bytes // _WORD_BYTES)
         self._base = np.random.default_rng(words).integers(0, 1 << 63, words, dtype=np.int64)
         self._step = max(1, _CHUNK_BYTES // self._block_bytes)
+        # Room that is kept: fresh memory would cost more than what is done in it.
         self._made = np.empty((self._step, words), np.int64)
+        self._found = np.empty((self._step, self._block_bytes), np.uint8)
+        whole = self._block_bytes % _WORD_BYTES == 0
+        self._unit: type[np.int64 | np.uint8] = np.int64 if whole else np.uint8
+        self._same = np.empty((self._step, words if whole else self._block_bytes), np.bool_)
 
     def keys(self, tokens: Tokens) -> Keys:
         """Return the chained keys (pages, 16) of the full pages. Cost: the tokens."""
@@ -78,13 +83,24 @@ class Content:
         """
         count = 0
         for rows, blocks in self._chunks(slots, keys):
-            if self._memory is not None:
-                found = self._memory[rows]
-            else:
-                found = self._blocks[self._places(rows)].cpu().numpy()
-            if not np.array_equal(found, blocks):
-                count += int(np.count_nonzero((found != blocks).any(axis=1)))
+            same = np.equal(
+                self._gathered(rows).view(self._unit),
+                blocks.view(self._unit),
+                out=self._same[: len(rows)],
+            )
+            if not same.all():
+                count += len(rows) - int(np.count_nonzero(same.all(axis=1)))
         return count
+
+    def _gathered(self, rows: Indices) -> Bytes:
+        """The bytes of some blocks, valid until the next call."""
+        if self._memory is None:
+            held: Bytes = self._blocks[self._places(rows)].cpu().numpy()
+            return held
+        if int(rows.min()) < 0 or int(rows.max()) >= len(self._memory):
+            raise IndexError(f"no such slots: the device has {len(self._memory)}")
+        # Slots in range, so that nothing is clipped; checked here, numpy would take a copy for it.
+        return self._memory.take(rows, axis=0, out=self._found[: len(rows)], mode="clip")
 
     def _chunks(self, slots: Slots, keys: Keys) -> Iterator[tuple[Indices, Bytes]]:
         """Slots and what they must hold, about a MiB at a time so that it stays in the cache.

@@ -96,6 +96,7 @@ def run_demo(
             },
             runs=(cold.run, warm.run),
             checks=(*cold.checks, *warm.checks),
+            stages=(),
         )
         _write_report(report, (cold, warm), history, timeline, report_dir)
     return report

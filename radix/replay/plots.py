@@ -28,11 +28,13 @@ from matplotlib.ticker import (
 
 from radix.replay.history import History
 from radix.replay.output import draft_of
-from radix.replay.report import IndexReport, ModelReport
+from radix.replay.report import IndexReport, ModelReport, TieredReport
+from radix.replay.stopwatch import BOOKS, BYTES, REPLAY, TREE
 
 TIER_COLOURS = {"device": "#1b6ca8", "host": "#e08e1a", "disk": "#5a8f29"}
 POLICY_COLOURS = {"lru": "#1b6ca8", "optimal": "#c0392b"}
 CHECKPOINT_COLOURS = {"branch+turn": "#1b6ca8", "dense": "#c0392b"}
+PART_COLOURS = {TREE: "#c0392b", BOOKS: "#e08e1a", BYTES: "#1b6ca8", REPLAY: "#a0a0a0"}
 _OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
 _WINDOWS = 48
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -120,13 +122,47 @@ def plot_hit_ratio_over_time(history: History, path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     figure, axes = _figure("Prompt tokens served from the cache, by tier")
+    _draw_hit_ratio(axes, history)
+    _save(figure, axes, path)
+
+
+def plot_tiered_replay(report: TieredReport, history: History, path: str | Path) -> None:
+    """Draw what each tier served over time and, below, where the time went, a bar a stage.
+
+    Cost: about 0.3 s.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure, (above, below) = _figures(
+        "Prompt tokens served from the cache, by tier", f"Share of {report.seconds:.4g} s by stage"
+    )
+    _draw_hit_ratio(above, history)
+    places = list(range(len(report.stages)))
+    for part in report.parts:
+        mine = [place for place in places if report.stages[place].part == part]
+        shares = [100 * report.stages[place].seconds / report.seconds for place in mine]
+        bars = below.barh(
+            mine,
+            shares,
+            color=PART_COLOURS[part],
+            label=f"{part} ({100 * report.parts[part]:.1f} %)",
+        )
+        below.bar_label(bars, [f"{share:.1f} %" for share in shares], padding=3, fontsize=7)
+    below.set_yticks(places, [stage.name for stage in report.stages], fontsize=8)
+    below.invert_yaxis()
+    below.set_xlabel("time of the replay (%)")
+    below.set_ylabel("stage")
+    _save(figure, above, path)
+
+
+def _draw_hit_ratio(axes: Axes, history: History) -> None:
     for number, edges in enumerate(_windows(history)):
         _draw_shares(axes, history, edges, labelled=number == 0)
     axes.set_xlabel("time (s)")
     axes.set_ylabel("prompt tokens served (% of tokens in the window)")
     _percent_axis(axes)
     _marks(axes, history)
-    _save(figure, axes, path)
 
 
 def plot_occupancy(history: History, path: str | Path) -> None:
@@ -170,15 +206,22 @@ def plot_bytes_moved(history: History, path: str | Path) -> None:
 
 
 def _figure(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.0, 4.6), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.grid(True, color="#e3e3e3", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure, (axes,) = _figures(title)
     return figure, axes
+
+
+def _figures(*titles: str) -> tuple[Figure, list[Axes]]:
+    """A figure with axes for each title, one above the other."""
+    figure = Figure(figsize=(8.0, 4.6 * len(titles)), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    every = [figure.add_subplot(len(titles), 1, n) for n in range(1, len(titles) + 1)]
+    for axes, title in zip(every, titles, strict=True):
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.grid(True, color="#e3e3e3", linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, every
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> None:

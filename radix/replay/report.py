@@ -18,6 +18,7 @@ from radix.replay.chains import Chains
 from radix.replay.optimal import optimal_hits
 from radix.replay.options import OPTIMAL
 from radix.replay.output import draft_of
+from radix.replay.stopwatch import StageTime
 from radix.replay.traces import Int64Array, Trace, Unit
 
 SCHEMA_VERSION = 1
@@ -201,12 +202,15 @@ class TieredReport:
     """Everything that a replay with bytes, or the demo, found.
 
     `settings` says how it was run; a run that did not verify has no check about verification.
+    `stages` says where the time went, all of it, from reading the trace until the tiers were
+    closed; the demo, whose timeline shows more, has none.
     """
 
     source: str
     settings: Mapping[str, int | str]
     runs: tuple[TieredRun, ...]
     checks: tuple[Check, ...]
+    stages: tuple[StageTime, ...]
 
     @property
     def passed(self) -> bool:
@@ -222,4 +226,21 @@ class TieredReport:
             "passed": self.passed,
             "checks": [*map(asdict, self.checks)],
             "runs": [run.as_json() for run in self.runs],
+            "stages": [
+                {**asdict(stage), "share": stage.seconds / self.seconds} for stage in self.stages
+            ],
+            "parts": self.parts,
         }
+
+    @property
+    def seconds(self) -> float:
+        """The time of all stages. Cost: O(stages)."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Shares of the time by part, which add up to 1; empty without stages. Cost: O(stages)."""
+        shares = dict.fromkeys((stage.part for stage in self.stages), 0.0)
+        for stage in self.stages:
+            shares[stage.part] += stage.seconds / self.seconds
+        return shares

@@ -84,6 +84,25 @@ def tiered_table(report: TieredReport) -> Table:
     return table
 
 
+def stages_table(report: TieredReport) -> Table:
+    """Return where the time of a replay went: a row for each stage, a section for each part."""
+    table = Table(title="where the time went", title_justify="left")
+    table.add_column("stage")
+    for heading in ("seconds", "of all", "calls"):
+        table.add_column(heading, justify="right")
+    for part, whole in report.parts.items():
+        table.add_row(part, "", f"[bold]{100 * whole:.1f} %[/]", "")
+        for stage in report.stages:
+            if stage.part == part:
+                of_all = f"{100 * stage.seconds / report.seconds:.1f} %"
+                table.add_row(f"  {stage.name}", f"{stage.seconds:.3f}", of_all, f"{stage.calls:,}")
+        table.add_section()
+    table.add_row(
+        "all stages", f"{report.seconds:.3f}", f"{100 * sum(report.parts.values()):.1f} %", ""
+    )
+    return table
+
+
 def checks_table(checks: Iterable[Check]) -> Table:
     """Return the list of checks, with what was found for each."""
     table = Table(box=None, show_header=False, pad_edge=False)

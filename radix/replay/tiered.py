@@ -225,13 +225,14 @@ class Serving:
         self._ran_tokens += len(request)
         keys = self.content.keys(request.tokens())
         if self._verify:
-            loaded = np.flatnonzero(request.loaded())
-            hit = np.arange(request.hit_tokens // self._shape.page_tokens)
+            loaded, hit = request.loaded(), request.hit_tokens // self._shape.page_tokens
             # What arrived behind a load that failed is no hit, and yet was loaded.
-            pages = np.union1d(hit, loaded)
+            wanted = np.ones(max(hit, len(loaded)), np.bool_)
+            wanted[hit : len(loaded)] = loaded[hit:]
+            pages = np.flatnonzero(wanted)
             self.wrong_blocks += self.content.wrong(request.slots()[pages], keys[pages])
             self.compared_blocks += len(pages)
-            self.verified_blocks += len(loaded)
+            self.verified_blocks += int(np.count_nonzero(loaded))
         return keys
 
     def compute(self, request: Request, keys: Keys, computed: int, upto: int) -> None:

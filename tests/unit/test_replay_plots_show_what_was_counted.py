@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from radix.replay import plots
 from radix.replay.history import History, Sample
-from radix.replay.report import IndexReport, ModelReport, ModelRun, Run
+from radix.replay.report import IndexReport, ModelReport, ModelRun, Run, TieredReport
+from radix.replay.stopwatch import BYTES, REPLAY, TREE, StageTime
 
 OVER_TIME = [plots.plot_hit_ratio_over_time, plots.plot_occupancy, plots.plot_bytes_moved]
 
@@ -83,6 +84,27 @@ def test_hit_ratio_over_time_adds_up_the_tiers(
     plots.plot_hit_ratio_over_time(history(50), tmp_path / "plot.png")
     total = next(line for line in figures[0].axes[0].lines if line.get_label() == "all tiers")
     assert set(map(float, total.get_ydata())) == {40.0}
+
+
+def test_tiered_replay_draws_a_bar_for_each_stage_below_its_hits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    stages = (
+        StageTime("match", TREE, 0.5, 4),
+        StageTime("wait", BYTES, 1.0, 4),
+        StageTime("rest", REPLAY, 0.5, 1),
+    )
+    report = TieredReport("trace", {}, (), (), stages)
+    plots.plot_tiered_replay(report, history(50), tmp_path / "plot.png")
+    check(tmp_path / "plot.png", figures[0])
+    above, below = figures[0].axes
+    assert [line for line in above.lines if line.get_label() == "all tiers"]
+    assert [label.get_text() for label in below.get_yticklabels()] == ["match", "wait", "rest"]
+    assert [bar.get_width() for bar in below.patches] == [25.0, 50.0, 25.0]
+    assert below.get_xlabel() and below.get_ylabel() and "2 s" in below.get_title(loc="left")
+    told = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert {f"{TREE} (25.0 %)", f"{BYTES} (50.0 %)", f"{REPLAY} (25.0 %)"} <= set(told)
 
 
 def test_no_window_of_a_hit_ratio_reaches_over_a_mark(

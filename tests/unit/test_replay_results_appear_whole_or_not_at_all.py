@@ -11,6 +11,7 @@ import pytest
 
 from radix.replay.output import draft_of
 from radix.replay.report import Check, IndexReport, Run, TieredReport, TieredRun, write_json
+from radix.replay.stopwatch import BYTES, REPLAY, TREE, StageTime
 
 RUN = Run("lru", 10, 4, 3, 9, 0.5)
 
@@ -88,12 +89,25 @@ def test_tiered_report_passes_only_if_every_check_did() -> None:
         verified_blocks=1,
         seconds=0.25,
     )
+    stages = (
+        StageTime("match", TREE, 0.25, 2),
+        StageTime("wait", BYTES, 0.5, 3),
+        StageTime("rest", REPLAY, 0.25, 1),
+    )
     good = Check("loaded blocks were verified", True, "1 of 1")
     bad = Check("the disk served hits", False, "0 tokens")
-    report = TieredReport("demo", {"seed": 0}, (run,), (good, bad))
+    report = TieredReport("demo", {"seed": 0}, (run,), (good, bad), stages)
     assert not report.passed
-    assert TieredReport("demo", {}, (run,), (good,)).passed
+    assert TieredReport("demo", {}, (run,), (good,), ()).passed
     values = json.loads(json.dumps(report.as_json()))
     assert values["passed"] is False
     assert values["runs"][0]["saved_tokens"] == 32
     assert [check["passed"] for check in values["checks"]] == [True, False]
+    assert values["parts"] == {TREE: 0.25, BYTES: 0.5, REPLAY: 0.25}
+    assert values["stages"][1] == {
+        "name": "wait",
+        "part": BYTES,
+        "seconds": 0.5,
+        "calls": 3,
+        "share": 0.5,
+    }

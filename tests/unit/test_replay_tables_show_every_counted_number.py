@@ -16,7 +16,15 @@ from radix.replay.report import (
     TieredReport,
     TieredRun,
 )
-from radix.replay.tables import checks_table, index_table, model_table, size, tiered_table
+from radix.replay.stopwatch import BYTES, REPLAY, TREE, StageTime
+from radix.replay.tables import (
+    checks_table,
+    index_table,
+    model_table,
+    size,
+    stages_table,
+    tiered_table,
+)
 
 COLD = TieredRun(
     label="cold",
@@ -65,7 +73,7 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_tiered_table_has_a_column_for_each_pass() -> None:
-    text = shown(tiered_table(TieredReport("demo", {}, (COLD, WARM), ())))
+    text = shown(tiered_table(TieredReport("demo", {}, (COLD, WARM), (), ())))
     assert row(text, "hit tokens from device") == ["10,001 (25.0 %)", "0 (0.0 %)"]
     assert row(text, "hit tokens from disk") == ["0 (0.0 %)", "30,003 (75.0 %)"]
     assert row(text, "tokens saved") == ["12,003 (30.0 %)", "30,003 (75.0 %)"]
@@ -83,11 +91,28 @@ def test_tiered_table_has_a_column_for_each_pass() -> None:
 
 def test_entries_of_block_traces_are_called_blocks() -> None:
     run = replace(COLD, unit="block", declined_blocks={})
-    text = shown(tiered_table(TieredReport("trace", {}, (run,), ())))
+    text = shown(tiered_table(TieredReport("trace", {}, (run,), (), ())))
     assert row(text, "prompt blocks") == ["40,000"]
     assert row(text, "blocks saved") == ["12,003 (30.0 %)"]
     assert "tokens" not in text
     assert "corrupt" not in text
+
+
+def test_stages_table_has_a_row_for_each_stage_and_a_sum_for_each_part() -> None:
+    stages = (
+        StageTime("match", TREE, 0.125, 1_000),
+        StageTime("admit", TREE, 0.375, 1_001),
+        StageTime("wait", BYTES, 1.25, 7),
+        StageTime("rest", REPLAY, 0.25, 1),
+    )
+    text = shown(stages_table(TieredReport("trace", {}, (COLD,), (), stages)))
+    assert row(text, TREE) == ["", "25.0 %", ""]
+    assert row(text, "match") == ["0.125", "6.2 %", "1,000"]
+    assert row(text, "admit") == ["0.375", "18.8 %", "1,001"]
+    assert row(text, BYTES) == ["", "62.5 %", ""]
+    assert row(text, "wait") == ["1.250", "62.5 %", "7"]
+    assert row(text, "  rest") == ["0.250", "12.5 %", "1"]
+    assert row(text, "all stages") == ["2.000", "100.0 %", ""]
 
 
 def test_index_table_has_a_row_for_each_run() -> None:
