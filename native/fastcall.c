@@ -1,279 +1,255 @@
-/* fastcall.c: the short calls, as METH_FASTCALL functions of the cffi module. They keep the GIL (a
- * cffi call gives it up, which costs tens of microseconds beside a busy thread). Arguments and
- * buffers only; every decision is made behind rdx.h. The only file that knows Python.
+/* fastcall.c: the short calls of calls.h, as METH_FASTCALL functions of the cffi module. They keep
+ * the GIL (a cffi call gives it up, which costs tens of microseconds beside a busy thread).
+ * Arguments and buffers only; every decision is made behind rdx.h. The only file that knows Python.
  */
 #include <Python.h>
 
+#include "calls.h"
 #include "rdx.h"
 
 #define CAPSULE "rdx_tree"
 
-static PyObject *raiser; /* called with a status; raises the matching class */
+static PyObject *raiser; /* called with a status and whose fault it is; raises the class for it */
 static PyTypeObject *match_type, *insert_type;
 
-static PyObject *fail(int status) {
-    Py_XDECREF(raiser ? PyObject_CallFunction(raiser, "i", status) : NULL);
-    if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_RuntimeError, rdx_status_text(status));
-    }
-    return NULL;
+/* One call, and the buffers that it holds until it is left. */
+typedef struct taken {
+    rdx_call call;
+    Py_buffer views[6];
+    Py_buffer *prompts; /* of a batch; with all that is kept of each, one allocation */
+    int numbers, buffers;
+} taken;
+
+static int refuse(PyObject *kind, const char *expected, const Py_buffer *view) {
+    PyErr_Format(kind, "%s, not %zd bytes of format %s in %d dimensions", expected, view->len,
+                 view->format ? view->format : "B", view->ndim);
+    return -1;
 }
 
-static rdx_tree *tree_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
-
-/* The tree of a call with `want` arguments; NULL with an error. */
-static rdx_tree *enter(PyObject *const *a, Py_ssize_t got, Py_ssize_t want) {
-    if (got != want) {
-        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", want, got);
-        return NULL;
+/* Pages of a tree: int32 tokens (one dimension, C-contiguous), or opaque rows. The view is to be
+ * released whatever the answer is: -1 with an exception, or 0. */
+static int take_prompt(const rdx_tree *tree, PyObject *object, Py_buffer *view, rdx_prompt *p) {
+    view->obj = NULL;
+    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) < 0) {
+        return -1;
     }
-    return tree_of(a[0]);
+    uint64_t page_bytes = rdx_tree_page_bytes(tree);
+    const char *f = view->format ? view->format : "B";
+    f += *f == '<' || *f == '=' || *f == '@';
+    if (!rdx_tree_checks_ids(tree)) {
+        if ((uint64_t)view->len % page_bytes) {
+            return refuse(PyExc_ValueError, "keys must be whole pages of the tree", view);
+        }
+    } else if (view->itemsize != 4 || (f[0] != 'i' && f[0] != 'l') || f[1] != 0) {
+        return refuse(PyExc_TypeError, "tokens must be int32", view);
+    } else if (view->ndim != 1) {
+        return refuse(PyExc_ValueError, "tokens must have one dimension", view);
+    }
+    if ((uint64_t)view->len / page_bytes > INT32_MAX) {
+        return refuse(PyExc_ValueError, "pages must be fewer than 2^31", view);
+    }
+    p->run = view->buf;
+    p->tokens = (uint64_t)view->len / 4;
+    p->pages = (uint32_t)((uint64_t)view->len / page_bytes);
+    return 0;
 }
 
-/* Unsigned numbers; -1 in *bad stays there once something was no number or too large. */
-static uint64_t u64_of(PyObject *value, int *bad) {
+static int take_prompts(taken *t, PyObject *given) {
+    rdx_call *c = &t->call;
+    size_t each = sizeof(Py_buffer) + sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(uint32_t);
+    Py_ssize_t m = PySequence_Size(given);
+    if (m < 0) {
+        return -1;
+    }
+    t->prompts = m > INT32_MAX ? NULL : PyMem_Malloc((size_t)m * each);
+    if (!t->prompts) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    c->runs = (const void **)(void *)(t->prompts + m);
+    c->tokens = (uint64_t *)(void *)(c->runs + m);
+    c->counts = (uint32_t *)(void *)(c->tokens + m);
+    c->limits = c->counts + m;
+    for (uint32_t k = 0; k < (uint32_t)m; k++) {
+        PyObject *item = PySequence_GetItem(given, k);
+        if (!item) {
+            return -1;
+        }
+        rdx_prompt p;
+        int status = take_prompt(c->tree, item, &t->prompts[k], &p);
+        Py_DECREF(item);
+        c->many = k + 1;
+        if (status < 0) {
+            return -1;
+        }
+        c->runs[k] = p.run;
+        c->tokens[k] = p.tokens;
+        c->counts[k] = p.pages;
+    }
+    return 0;
+}
+
+static int take_buffer(taken *t, PyObject *given, int writable, int width, int optional) {
+    rdx_span *span = &t->call.v[t->buffers];
+    Py_buffer *view = &t->views[t->buffers++];
+    view->obj = NULL;
+    *span = (rdx_span){NULL, 0};
+    if (optional && given == Py_None) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(given, view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) < 0) {
+        return -1;
+    }
+    if (width == 4 && view->itemsize != 4 && view->itemsize != 1) {
+        return refuse(PyExc_TypeError, "columns and slots must be 32 bits wide", view);
+    }
+    *span = (rdx_span){view->buf, (uint64_t)view->len};
+    return 0;
+}
+
+/* A number; where it returns more than `most` an exception stands. */
+static uint64_t number(PyObject *value, uint64_t most) {
     uint64_t n = PyLong_AsUnsignedLongLong(value);
-    if (n == UINT64_MAX && PyErr_Occurred()) {
-        *bad = -1;
+    if (n > most && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_OverflowError, "a count or index does not fit in 32 bits");
     }
     return n;
 }
 
-static uint32_t u32_of(PyObject *value, int *bad) {
-    uint64_t n = u64_of(value, bad);
-    if (!*bad && n > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "a count or index does not fit in 32 bits");
-        *bad = -1;
-    }
-    return (uint32_t)n;
-}
-
-static int refuse(Py_buffer *view, PyObject *kind, const char *expected) {
-    PyErr_Format(kind, "%s, not %zd bytes of format %s in %d dimensions", expected, view->len,
-                 view->format ? view->format : "B", view->ndim);
-    PyBuffer_Release(view);
-    return -1;
-}
-
-/* Pages of a tree: int32 tokens (one dimension, C-contiguous), or opaque rows. The number of
- * items that are int32 goes to *tokens, of whole pages to *pages. */
-static int pages_of(PyObject *object, const rdx_tree *tree, Py_buffer *view, uint64_t *tokens,
-                    uint64_t *pages) {
-    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) < 0) {
+/* A cursor is a tuple (root, node, pages). */
+static int take_cursor(PyObject *given, rdx_cursor *at) {
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != 3) {
+        PyErr_SetString(PyExc_TypeError, "a cursor must be a tuple (root, node, pages)");
         return -1;
     }
-    uint32_t page_bytes = rdx_tree_page_bytes(tree);
-    const char *f = view->format ? view->format : "B";
-    f += *f == '<' || *f == '=' || *f == '@';
-    if (!rdx_tree_checks_ids(tree)) {
-        if (view->len % page_bytes) {
-            return refuse(view, PyExc_ValueError, "keys must be whole pages of the tree");
-        }
-    } else if (view->itemsize != 4 || (f[0] != 'i' && f[0] != 'l') || f[1] != 0) {
-        return refuse(view, PyExc_TypeError, "tokens must be int32");
-    } else if (view->ndim != 1) {
-        return refuse(view, PyExc_ValueError, "tokens must have one dimension");
-    }
-    *tokens = (uint64_t)view->len / 4;
-    *pages = (uint64_t)view->len / page_bytes;
-    if (*pages > INT32_MAX) {
-        return refuse(view, PyExc_ValueError, "pages must be fewer than 2^31");
-    }
-    return 0;
+    at->root = number(PyTuple_GetItem(given, 0), UINT64_MAX);
+    at->node = number(PyTuple_GetItem(given, 1), UINT64_MAX);
+    at->pages = (uint32_t)number(PyTuple_GetItem(given, 2), UINT32_MAX);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A flat buffer of n items of `size` bytes at least; numbers of other widths are refused. */
-static int room_of(PyObject *object, int writable, uint64_t n, uint64_t size, Py_buffer *view) {
-    if (PyObject_GetBuffer(object, view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) < 0) {
-        return -1;
+/* One argument, by its letter (calls.h). */
+static int take(taken *t, char kind, PyObject *given) {
+    rdx_call *c = &t->call;
+    uint64_t most = UINT64_MAX;
+    switch (kind) {
+    case 't':
+        c->tree = PyCapsule_GetPointer(given, CAPSULE);
+        return c->tree ? 0 : -1;
+    case 'p':
+        c->pool = PyLong_AsVoidPtr(given);
+        return c->pool ? 0 : -1;
+    case 'u':
+        most = UINT32_MAX; /* fall through */
+    case 'n':
+        c->n[t->numbers] = number(given, most);
+        return c->n[t->numbers++] > UINT32_MAX && PyErr_Occurred() ? -1 : 0;
+    case 'c':
+        return take_cursor(given, &c->at);
+    case 'k':
+        return take_prompt(c->tree, given, &t->views[t->buffers++], &c->prompt);
+    case 'K':
+        return take_prompts(t, given);
+    case 'b':
+    case 'a':
+        return take_buffer(t, given, 0, 1, kind == 'a');
+    case 'B':
+    case 'A':
+        return take_buffer(t, given, 1, 1, kind == 'A');
+    default:
+        return take_buffer(t, given, kind != 's', 4, kind == 'O');
     }
-    if (size == 4 && view->itemsize != 4 && view->itemsize != 1) {
-        return refuse(view, PyExc_TypeError, "columns and slots must be 32 bits wide");
-    }
-    if ((uint64_t)view->len < n * size) {
-        return refuse(view, PyExc_ValueError, "columns, slots and ids must have room for all");
-    }
-    return 0;
 }
 
 static PyObject *sequence(PyTypeObject *type, const uint64_t *values, int n) {
-    PyObject *result = PyStructSequence_New(type);
+    PyObject *result = type ? PyStructSequence_New(type) : PyTuple_New(n);
     for (int i = 0; result && i < n; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
         if (!value) {
             Py_DECREF(result);
             return NULL;
         }
-        PyStructSequence_SetItem(result, i, value);
-    }
-    return result;
-}
-
-static void tree_delete(PyObject *capsule) { rdx_tree_free(tree_of(capsule)); }
-
-/* (page_bytes, check_ids, rdx_group[groups], tiers, key_bytes, page_tokens, seed) -> capsule */
-static PyObject *tree_new(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    Py_buffer groups;
-    if (n != 7 || room_of(a[2], 0, 0, 4, &groups) < 0) {
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expected 7 arguments");
-    }
-    uint32_t count = (uint32_t)((size_t)groups.len / sizeof(rdx_group));
-    rdx_tree_config c = {u32_of(a[0], &bad), u32_of(a[1], &bad), count,
-                         u32_of(a[3], &bad), u32_of(a[4], &bad), u32_of(a[5], &bad),
-                         u64_of(a[6], &bad)};
-    rdx_tree *tree = NULL;
-    int status = bad ? 0 : rdx_tree_new(&c, groups.buf, &tree);
-    PyBuffer_Release(&groups);
-    if (bad) {
-        return NULL;
-    }
-    return status ? fail(status) : PyCapsule_New(tree, CAPSULE, tree_delete);
-}
-
-static PyObject *tree_address(PyObject *self, PyObject *capsule) {
-    rdx_tree *tree = tree_of(capsule);
-    return tree ? PyLong_FromVoidPtr(tree) : NULL;
-}
-
-/* (tree, root, tokens, leave, readable) -> Match; the last `leave` tokens never count as hit. */
-static PyObject *tree_match(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    rdx_tree *tree = enter(a, n, 5);
-    if (!tree) {
-        return NULL;
-    }
-    uint64_t root = u64_of(a[1], &bad);
-    uint64_t leave = u64_of(a[3], &bad);
-    uint32_t readable = u32_of(a[4], &bad);
-    Py_buffer view;
-    uint64_t tokens, pages;
-    if (bad || pages_of(a[2], tree, &view, &tokens, &pages) < 0) {
-        return NULL;
-    }
-    uint64_t kept = tokens > leave ? (tokens - leave) * 4 / rdx_tree_page_bytes(tree) : 0;
-    uint64_t limit = leave ? kept : pages;
-    rdx_match m;
-    int status =
-        rdx_tree_match(tree, root, view.buf, (uint32_t)pages, (uint32_t)limit, readable, &m);
-    PyBuffer_Release(&view);
-    if (status) {
-        return fail(status);
-    }
-    const uint64_t values[] = {m.device_pages, m.hit_pages, m.structural.pages,
-                               m.limit_pages,  m.stop,      m.structural.node};
-    return sequence(match_type, values, 6);
-}
-
-/* (tree, root, node, pages, mask, first) -> (lease, node and pages of what is really pinned) */
-static PyObject *lease_take(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    rdx_tree *tree = enter(a, n, 6);
-    if (!tree) {
-        return NULL;
-    }
-    rdx_cursor at = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
-    uint64_t mask = u64_of(a[4], &bad);
-    uint32_t first = u32_of(a[5], &bad);
-    rdx_cursor end;
-    uint64_t lease;
-    if (bad) {
-        return NULL;
-    }
-    int status = rdx_lease_take(tree, at, mask, first, &lease, &end);
-    return status ? fail(status)
-                  : Py_BuildValue("(KKI)", (unsigned long long)lease, (unsigned long long)end.node,
-                                  end.pages);
-}
-
-/* (tree, lease, stamp) -> None */
-static PyObject *lease_release(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    rdx_tree *tree = enter(a, n, 3);
-    uint64_t lease = tree ? u64_of(a[1], &bad) : 0;
-    uint64_t stamp = tree ? u64_of(a[2], &bad) : 0;
-    if (!tree || bad) {
-        return NULL;
-    }
-    int status = rdx_lease_release(tree, lease, stamp != 0);
-    return status ? fail(status) : Py_NewRef(Py_None);
-}
-
-/* (tree, root, node, pages, tokens, columns u32[c], slots i32[c*n], canonical i32[c*n] or None,
- * lease or 0) -> Insert; only whole pages of `tokens` go in */
-static PyObject *tree_insert(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    rdx_tree *tree = enter(a, n, 9);
-    if (!tree) {
-        return NULL;
-    }
-    rdx_cursor from = {u64_of(a[2], &bad), u64_of(a[1], &bad), u32_of(a[3], &bad)};
-    uint64_t lease = u64_of(a[8], &bad);
-    Py_buffer run = {0}, columns = {0}, slots = {0}, canonical = {0};
-    PyObject *result = NULL;
-    uint64_t tokens, pages;
-    if (bad || pages_of(a[4], tree, &run, &tokens, &pages) < 0) {
-        return NULL;
-    }
-    if (room_of(a[5], 0, 0, 4, &columns) == 0) {
-        uint64_t c = (uint64_t)columns.len / 4;
-        if (room_of(a[6], 0, c * pages, 4, &slots) == 0 &&
-            (a[7] == Py_None || room_of(a[7], 1, c * pages, 4, &canonical) == 0)) {
-            rdx_insert r;
-            int status = rdx_tree_insert(tree, from, run.buf, (uint32_t)pages, columns.buf,
-                                         (uint32_t)c, slots.buf, canonical.buf, lease, &r);
-            const uint64_t values[] = {r.end.node, r.end.pages, r.existing,
-                                       r.created,  r.attached,  r.duplicates};
-            result = status ? fail(status) : sequence(insert_type, values, 6);
+        if (type) {
+            PyStructSequence_SetItem(result, i, value);
+        } else {
+            PyTuple_SetItem(result, i, value);
         }
     }
-    PyBuffer_Release(&run);
-    PyBuffer_Release(&columns);
-    PyBuffer_Release(&slots);
-    PyBuffer_Release(&canonical);
     return result;
 }
 
-/* (tree, column, n, upto, slots i32[n], ids or None) -> blocks freed */
-static PyObject *tree_evict(PyObject *self, PyObject *const *a, Py_ssize_t n) {
-    int bad = 0;
-    rdx_tree *tree = enter(a, n, 6);
-    if (!tree) {
-        return NULL;
-    }
-    uint32_t column = u32_of(a[1], &bad), want = u32_of(a[2], &bad), freed = 0;
-    uint64_t upto = u64_of(a[3], &bad);
-    Py_buffer slots = {0}, ids = {0};
-    if (bad || room_of(a[4], 1, want, 4, &slots) < 0) {
-        return NULL;
-    }
-    if (a[5] != Py_None && room_of(a[5], 1, want, rdx_tree_id_bytes(tree), &ids) < 0) {
-        PyBuffer_Release(&slots);
-        return NULL;
-    }
-    int status = rdx_evict(tree, column, want, upto, slots.buf, ids.buf, &freed);
-    PyBuffer_Release(&slots);
-    PyBuffer_Release(&ids);
-    return status ? fail(status) : PyLong_FromUnsignedLong(freed);
+static void tree_delete(PyObject *capsule) {
+    rdx_tree_free(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (callable): called with a status, it raises */
+static PyObject *give(const rdx_call *c, rdx_gives what) {
+    switch (what) {
+    case RDX_GIVES_TREE:
+        return PyCapsule_New(c->tree, CAPSULE, tree_delete);
+    case RDX_GIVES_NUMBER:
+        return PyLong_FromUnsignedLongLong(c->out[0]);
+    case RDX_GIVES_THREE:
+        return sequence(NULL, c->out, 3);
+    case RDX_GIVES_MATCH:
+        return sequence(match_type, c->out, 6);
+    case RDX_GIVES_INSERT:
+        return sequence(insert_type, c->out, 6);
+    default:
+        return Py_NewRef(Py_None);
+    }
+}
+
+static PyObject *fail(const rdx_call *c, int status) {
+    if (status == RDX_NO_ROOM) {
+        PyErr_SetString(PyExc_ValueError, "columns, slots and ids must have room for all");
+        return NULL;
+    }
+    Py_XDECREF(raiser ? PyObject_CallFunction(raiser, "iI", status, c->bad) : NULL);
+    if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_RuntimeError, rdx_status_text(status));
+    }
+    return NULL;
+}
+
+/* Every function of the table; self is its place there. */
+static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
+    const rdx_entry *e = &rdx_entries[PyLong_AsSize_t(self)];
+    taken t;
+    t.prompts = NULL;
+    t.numbers = t.buffers = 0;
+    t.call.many = 0;
+    t.call.bad = UINT32_MAX;
+    size_t want = strlen(e->takes);
+    if ((size_t)n != want) {
+        return PyErr_Format(PyExc_TypeError, "expected %zu arguments, got %zd", want, n);
+    }
+    int failed = 0;
+    for (size_t i = 0; i < want && !failed; i++) {
+        failed = take(&t, e->takes[i], a[i]);
+    }
+    int status = failed ? RDX_OK : e->run(&t.call);
+    while (t.buffers) {
+        PyBuffer_Release(&t.views[--t.buffers]);
+    }
+    for (uint32_t k = 0; k < t.call.many; k++) {
+        PyBuffer_Release(&t.prompts[k]);
+    }
+    PyMem_Free(t.prompts);
+    if (failed || status != RDX_OK) {
+        return failed ? NULL : fail(&t.call, status);
+    }
+    return give(&t.call, e->gives);
+}
+
+/* (callable): called with a status and an index, it raises */
 static PyObject *set_raiser(PyObject *self, PyObject *callable) {
     Py_XDECREF(raiser);
     raiser = Py_NewRef(callable);
     return Py_NewRef(Py_None);
 }
 
-static PyMethodDef methods[] = {
-    {"tree_new", (PyCFunction)(void (*)(void))tree_new, METH_FASTCALL, NULL},
-    {"tree_address", tree_address, METH_O, NULL},
-    {"tree_match", (PyCFunction)(void (*)(void))tree_match, METH_FASTCALL, NULL},
-    {"lease_take", (PyCFunction)(void (*)(void))lease_take, METH_FASTCALL, NULL},
-    {"lease_release", (PyCFunction)(void (*)(void))lease_release, METH_FASTCALL, NULL},
-    {"tree_insert", (PyCFunction)(void (*)(void))tree_insert, METH_FASTCALL, NULL},
-    {"tree_evict", (PyCFunction)(void (*)(void))tree_evict, METH_FASTCALL, NULL},
-    {"set_raiser", set_raiser, METH_O, NULL},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[RDX_ENTRIES]; /* filled in from the table */
+static PyMethodDef others[] = {{"set_raiser", set_raiser, METH_O, NULL}, {NULL, NULL, 0, NULL}};
 
 #define FIELDS(a, b, c, d, e, f)                                                                   \
     {                                                                                              \
@@ -286,14 +262,27 @@ static PyStructSequence_Field insert_fields[] =
 static PyStructSequence_Desc match_desc = {"radix.Match", NULL, match_fields, 6};
 static PyStructSequence_Desc insert_desc = {"radix.Insert", NULL, insert_fields, 6};
 
+/* True where it could not be added. */
+static int add(PyObject *module, const char *name, PyObject *object) {
+    int status = object ? PyModule_AddObjectRef(module, name, object) : -1;
+    Py_XDECREF(object);
+    return status < 0;
+}
+
 static PyObject *rdx_add_methods(PyObject *module) {
-    if (module) {
-        match_type = PyStructSequence_NewType(&match_desc);
-        insert_type = PyStructSequence_NewType(&insert_desc);
-        if (!match_type || !insert_type || PyModule_AddFunctions(module, methods) < 0 ||
-            PyModule_AddType(module, match_type) < 0 || PyModule_AddType(module, insert_type) < 0) {
-            return NULL;
-        }
+    if (!module) {
+        return NULL;
     }
-    return module;
+    match_type = PyStructSequence_NewType(&match_desc);
+    insert_type = PyStructSequence_NewType(&insert_desc);
+    int failed = !match_type || !insert_type || PyModule_AddType(module, match_type) < 0 ||
+                 PyModule_AddType(module, insert_type) < 0 || PyModule_AddFunctions(module, others);
+    for (size_t i = 0; i < RDX_ENTRIES && !failed; i++) {
+        PyCFunction call = (PyCFunction)(void (*)(void))enter;
+        methods[i] = (PyMethodDef){rdx_entries[i].name, call, METH_FASTCALL, NULL};
+        PyObject *place = PyLong_FromSize_t(i);
+        failed = add(module, methods[i].ml_name, PyCFunction_NewEx(&methods[i], place, NULL));
+        Py_XDECREF(place);
+    }
+    return failed ? NULL : module;
 }

@@ -231,14 +231,12 @@ class Inserting:
         tree = self.residency.tree
         canonical = np.empty(slots.shape, np.int32)
         try:
-            root, node, pages = lease.cursor
-            if self.parts and pages:
-                tree.touch(lease.cursor)  # what it hit there was used: its end moves on
+            at = lease.cursor
+            if self.parts and at[2]:
+                tree.touch(at)  # what it hit there was used: its end moves on
             result = tree_insert(
                 tree.capsule,
-                root,
-                node,
-                pages,
+                at,
                 prompt.chain.span(prompt.tokens, first, first + count),
                 self.columns,
                 slots,
@@ -249,7 +247,7 @@ class Inserting:
             for group, row in enumerate(slots):
                 self.give_back(group, row)
             raise
-        lease.cursor = _tuple(Cursor, (root, result[0], result[1]))
+        lease.cursor = _tuple(Cursor, (at[0], result[0], result[1]))
         same = self.residency.events is None and canonical.tobytes() == slots.tobytes()
         twice = [
             self._commit(group, slots[group], span)

@@ -47,9 +47,8 @@ class Lease:
         self._tree = tree
         self._dropped = dropped
         self._owner = owner
-        root, node, pages = cursor
-        self._id, node, pages = lease_take(tree.capsule, root, node, pages, mask, BY_RULE)
-        self.cursor = _tuple(Cursor, (root, node, pages))
+        self._id, node, pages = lease_take(tree.capsule, cursor, mask, BY_RULE)
+        self.cursor = _tuple(Cursor, (cursor[0], node, pages))
 
     @property
     def pages(self) -> int:

@@ -4,9 +4,11 @@ nothing. A thin face of the native pool, shared by the tiers.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
-from radix._native import ffi, lib
+from radix._native import ffi, lib, pool_count, pool_move, pool_reserve
 from radix.errors import SlotError
 from radix.tier import Slots
 
@@ -19,10 +21,7 @@ FREE, RESERVED, USED, QUARANTINE = (
     lib.RDX_SLOT_QUARANTINE,
 )
 
-# Bound once: these run several times in each insert, and looking them up costs as much as calling.
-_INT32S = ffi.typeof("int32_t[]")
-_from_buffer = ffi.from_buffer
-_count, _reserve, _move = lib.rdx_pool_count, lib.rdx_pool_reserve, lib.rdx_pool_move
+_INT32 = np.dtype(np.int32)  # one object for all arrays but those of exotic origin
 
 
 class SlotPool:
@@ -37,6 +36,7 @@ class SlotPool:
         if lib.rdx_pool_new(capacity, out) != lib.RDX_OK:
             raise MemoryError("slot pool")
         self._pool = ffi.gc(out[0], lib.rdx_pool_free)
+        self._address = int(ffi.cast("uintptr_t", self._pool))
         self._bad = ffi.new("uint32_t *")
 
     @property
@@ -46,8 +46,7 @@ class SlotPool:
 
     def count(self, state: int) -> int:
         """Slots in ``state``. Cost: O(1)."""
-        count: int = _count(self._pool, state)
-        return count
+        return pool_count(self._address, state)
 
     def state(self, slot: int) -> int:
         """The state of one slot."""
@@ -56,21 +55,15 @@ class SlotPool:
     def reserve(self, count: int) -> Slots | None:
         """``count`` reserved slots, or None (nothing taken). Cost: count."""
         out = np.empty(count, np.int32)
-        status = _reserve(self._pool, count, _from_buffer(_INT32S, out))
-        if status == lib.RDX_EFULL:
-            return None
-        if status:
-            raise MemoryError("slot pool")
-        return out
+        return out if pool_reserve(self._address, count, out) else None
 
     def move(self, slots: Slots, source: int, target: int) -> None:
         """Moves all of ``slots`` from one state to another, or raises and moves none (I11)."""
-        slots = np.ascontiguousarray(slots, np.int32)
-        status = _move(
-            self._pool, _from_buffer(_INT32S, slots), len(slots), source, target, self._bad
-        )
-        if status:
-            self._raise(status, slots, f"state {source}")
+        if slots.dtype is not _INT32 or not slots.flags.c_contiguous:
+            slots = np.ascontiguousarray(slots, np.int32)
+        bad = pool_move(self._address, slots, source, target)
+        if bad != len(slots):
+            self._refuse(slots, bad, f"state {source}")
 
     def claim(self, slots: Slots) -> None:
         """Marks named free slots as used."""
@@ -78,7 +71,8 @@ class SlotPool:
         status = lib.rdx_pool_claim(
             self._pool, ffi.from_buffer("int32_t[]", slots), len(slots), self._bad
         )
-        self._raise(status, slots, "state free")
+        if status != lib.RDX_OK:
+            self._refuse(slots, int(self._bad[0]), "state free")
 
     def grow(self, more: int) -> None:
         """Appends ``more`` free slots."""
@@ -97,9 +91,7 @@ class SlotPool:
         """Whether counts and states agree."""
         return bool(lib.rdx_pool_check(self._pool) == lib.RDX_OK)
 
-    def _raise(self, status: int, slots: Slots, expected: str) -> None:
-        if status == lib.RDX_OK:
-            return
-        index = int(self._bad[0])
+    @staticmethod
+    def _refuse(slots: Slots, index: int, expected: str) -> NoReturn:
         slot = int(slots[index]) if index < len(slots) else -1
         raise SlotError(f"slot {slot} (index {index}) is not in {expected}")

@@ -21,10 +21,14 @@ from radix._native import (
     lease_take,
     lib,
     tree_address,
+    tree_column,
     tree_evict,
     tree_insert,
     tree_match,
     tree_new,
+    tree_peek,
+    tree_slots,
+    tree_touch,
 )
 from radix.errors import InvariantError, StaleError
 from radix.groups import Rule
@@ -50,6 +54,7 @@ NO_SLOT = -1
 BY_RULE: int = lib.RDX_BY_RULE  # a lease pins the pages that each group's rule names
 EVERY_GROUP: int = lib.RDX_EVERY_GROUP
 AT_ANY_AGE = 0xFFFFFFFFFFFFFFFF
+_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 ALL_FULL = Rule(lib.RDX_RULE_FULL, 1, 0, 0, True, 1)
 
 
@@ -99,17 +104,16 @@ class TreeCore:
         self.capsule = tree_new(
             page_bytes,
             int(check_ids),
-            rows_of(rules),
             tiers,
             self.key_bytes,
             page_tokens or max(1, page_bytes // 4),
             seed,
+            rows_of(rules),
         )
         self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
-        self._stats = ffi.new("rdx_column_stats *")
 
     def column(self, group: int, tier: int) -> int:
         """The number of the column of (group, tier)."""
@@ -219,7 +223,7 @@ class TreeCore:
         that a hit at the end needs, or those of [first, end). Go on from there: a split may leave
         the node that ``cursor`` names behind the pin. Cost: nodes newly pinned, and those pages.
         """
-        return lease_take(self.capsule, cursor.root, cursor.node, cursor.pages, mask, first)
+        return lease_take(self.capsule, cursor, mask, first)
 
     def narrow(self, lease: int, mask: int) -> None:
         """Gives up the page pins of a lease in the groups that are not in ``mask``."""
@@ -259,17 +263,7 @@ class TreeCore:
         the slots that count from now on. ``lease`` must end at ``cursor`` and is moved to the new
         end. A stale cursor raises ``StaleError``. Cost: the new pages.
         """
-        return tree_insert(
-            self.capsule,
-            cursor.root,
-            cursor.node,
-            cursor.pages,
-            tokens,
-            columns,
-            slots,
-            canonical,
-            lease,
-        )
+        return tree_insert(self.capsule, cursor, tokens, columns, slots, canonical, lease)
 
     def attach(
         self, cursor: Cursor, column: int, first: int, slots: Slots, *, touch: bool = False
@@ -295,16 +289,7 @@ class TreeCore:
     def slots(self, cursor: Cursor, column: int, first: int, count: int) -> Slots:
         """Slots of pages [first, first+count) of the path in one column, -1 where none."""
         out = np.empty(count, np.int32)
-        raise_status(
-            lib.rdx_slots_get(
-                self.native,
-                self._at(cursor),
-                column,
-                first,
-                count,
-                ffi.from_buffer("int32_t[]", out),
-            )
-        )
+        tree_slots(self.capsule, cursor, column, first, count, out)
         return out
 
     def entries(self, cursor: Cursor, column: int, first: int = 0) -> npt.NDArray[np.uint32]:
@@ -404,12 +389,12 @@ class TreeCore:
 
     def next_victim(self, column: int) -> int | None:
         """The stamp of the block that would go next (0: no hit can need it), or None."""
-        stamp = int(lib.rdx_evict_peek(self.native, column))
-        return None if stamp == 0xFFFFFFFFFFFFFFFF else stamp
+        stamp = tree_peek(self.capsule, column)
+        return None if stamp == AT_ANY_AGE else stamp
 
     def touch(self, cursor: Cursor) -> None:
         """Makes the path to ``cursor`` the most recently used."""
-        raise_status(lib.rdx_touch(self.native, self._at(cursor)))
+        tree_touch(self.capsule, cursor)
 
     def restore(
         self, root: int, column: int, keys: Keys, parents: Keys, pages: Keys, slots: Slots
@@ -477,9 +462,7 @@ class TreeCore:
 
     def column_stats(self, column: int) -> ColumnStats:
         """Counters of a column. Cost: O(1)."""
-        out = self._stats
-        lib.rdx_column_get_stats(self.native, column, out)
-        return ColumnStats(int(out.resident), int(out.protected_blocks), int(out.listed))
+        return _tuple(ColumnStats, tree_column(self.capsule, column))
 
     def check(self, *, device: bool = True) -> None:
         """Walks every invariant; ``InvariantError`` names the first that is broken.

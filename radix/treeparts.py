@@ -12,6 +12,7 @@ from radix.errors import STATUS_CLASSES, CacheError, InvariantError
 from radix.groups import Rule
 from radix.plan import Cursor
 
+NOBODY = 0xFFFFFFFF  # no request of a batch, or all of them
 # What the tree says more precisely than the status's own text; all its classes take one text.
 _TEXTS: dict[int, str] = {
     lib.RDX_ENOMEM: "the tree could not grow",
@@ -22,14 +23,18 @@ _TEXTS: dict[int, str] = {
 }
 
 
-def raise_status(status: int) -> None:
-    """Raises the class that stands for a native status of the tree; RDX_OK raises nothing."""
+def raise_status(status: int, index: int = NOBODY) -> None:
+    """Raises the class that stands for a native status of the tree; RDX_OK raises nothing.
+    ``index``: which request of a batch it is about.
+    """
     if status == lib.RDX_OK:
         return
     text = _TEXTS.get(status) or ffi.string(lib.rdx_status_text(status)).decode()
     name = ffi.string(lib.rdx_status_name(status)).decode()
     if name == "RDX_EINVARIANT":
         raise InvariantError("native", text)
+    if index != NOBODY and status != lib.RDX_ENOMEM:
+        text = f"request {index} of the batch: {text}"
     raise STATUS_CLASSES.get(name, CacheError)(text)
 
 

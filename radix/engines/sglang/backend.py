@@ -331,9 +331,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         try:
             done = tree_insert(
                 tree.capsule,
-                root,
-                node,
-                first,
+                (root, node, first),
                 self._pages(ids, first, last),
                 _COLUMN,
                 numbers,
