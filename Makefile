@@ -20,7 +20,10 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt
 
-.PHONY: help setup demo test test-long test-vllm powerloss livelock sim endurance mutants check format deps bench clean wheel
+PEERS := sglang vllm dynamo lmcache
+PEER_VENVS := .venv-peers
+
+.PHONY: help setup demo test test-long test-vllm powerloss livelock sim endurance mutants check format deps bench bench-peers clean wheel
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
@@ -36,6 +39,7 @@ help:
 	@echo "make check      ruff, mypy, import-linter, clang-format, tidy"
 	@echo "make format     rewrite what the formatters can"
 	@echo "make bench      benchmarks; ARGS=--smoke for a quick run, ARGS=prefill through transformers"
+	@echo "make bench-peers  the same and those against peers, each in an environment of its own (4 GB)"
 	@echo "make wheel      dist/*.whl"
 	@echo "make deps       Debian packages of .ci/apt.txt (as root)"
 	@echo "make clean      remove everything built, .venv included"
@@ -123,11 +127,28 @@ deps:
 bench: setup
 	$(BIN)/python -m bench run $(ARGS)
 
+# Each peer has an environment of its own in which nothing but it is installed, of exactly the
+# versions that its list names. One that can't be built here is said; its rows are missing then.
+bench-peers: setup
+	@for name in $(PEERS); do \
+		$(MAKE) --no-print-directory $(PEER_VENVS)/$$name/.installed || \
+			echo "bench-peers: no environment for $$name here; its rows will be missing"; \
+	done
+	$(BIN)/python -m bench run --peers $(ARGS)
+
+$(PEER_VENVS)/vllm/.installed: $(VLLM_INSTALLED)
+	@mkdir -p $(PEER_VENVS) && ln -sfn ../$(VLLM_VENV) $(PEER_VENVS)/vllm
+
+$(PEER_VENVS)/%/.installed: bench/peers/requirements/%.txt
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
 wheel: setup
 	rm -rf build/lib* build/bdist*
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist demo-report *.egg-info radix/*.so
+	rm -rf $(VENV) $(VLLM_VENV) $(PEER_VENVS) build dist demo-report *.egg-info radix/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find radix tiers tests bench native -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

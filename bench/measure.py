@@ -77,7 +77,9 @@ class Target:
 class Outcome:
     """What one benchmark found. ``facts`` are counts that the seed alone decides: the digest is
     made of them, so that a change which alters results, not only times, is seen. ``missing``: what
-    could not be measured, with the reason; ``versions``: of what took part beside this project.
+    could not be measured, with the reason; ``versions``: of what took part beside this project;
+    ``commands``: command lines that were run, by the row that shows what they found; ``columns``:
+    who was measured, where rows are "OPERATION, WHO": tables show them side by side.
     """
 
     rows: Sequence[Row]
@@ -86,6 +88,8 @@ class Outcome:
     targets: Sequence[Target] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bench import contention, disk, endtoend, instructions, mixed, prefill, reopen, replay, tree
 from bench.measure import Benchmark
+from bench.peers import trees
 
 PEERS = "peers"
 _MODULES = (
@@ -18,6 +19,7 @@ _MODULES = (
     reopen,
     endtoend,
     prefill,
+    trees,
 )
 BY_NAME: dict[str, Benchmark] = {
     benchmark.name: benchmark for module in _MODULES for benchmark in module.BENCHMARKS

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Json:
-    """One benchmark's part of the report; "missing" and "versions" where there are any."""
+    """One benchmark's part of the report; "missing", "versions", "commands" if there are any."""
     block: Json = {
         "name": benchmark.name,
         "title": benchmark.title,
@@ -49,6 +49,10 @@ def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Jso
         block["missing"] = dict(outcome.missing)
     if outcome.versions:
         block["versions"] = dict(outcome.versions)
+    if outcome.columns:
+        block["columns"] = list(outcome.columns)
+    if outcome.commands:
+        block["commands"] = dict(outcome.commands)
     return block
 
 
@@ -111,39 +115,74 @@ def lines_of(block: Json) -> list[str]:
         for each in block["targets"]
     ]
     lines += [f"  missing {name}: {reason}" for name, reason in block.get("missing", {}).items()]
+    lines += [f"  {name}: {command}" for name, command in block.get("commands", {}).items()]
     return lines
 
 
 def markdown_of(report: Json) -> str:
-    """The table of the README: our rows with their target, and what stands beside them."""
+    """The tables of the README: our rows with their target and what stands beside them, and one
+    table for each benchmark against peers.
+    """
     lines = [
         "| benchmark | figure | median | unit | whose | target | reached |",
         "|---|---|---:|---|---|---|---|",
     ]
+    beside: list[str] = []
     for block in report["benchmarks"]:
         if "skipped" in block:
             lines.append(f"| {block['name']} | skipped: {block['skipped']} | | | | | |")
-            continue
-        targets = {each["name"]: each for each in block["targets"]}
-        for row in block["rows"]:
-            whose = row["subject"] if row["subject"] != LIMIT else "the limit"
-            lines.append(
-                _markdown_row(
-                    block["name"], row["name"], row["median"], row["unit"], whose, targets
-                )
-            )
-        for each in block["ratios"]:
-            name = f"{each['name']} / {each['to']}"
-            lines.append(_markdown_row(block["name"], name, each["median"], "ratio", "", targets))
-        for name, reason in block.get("missing", {}).items():
-            lines.append(f"| {block['name']} | {name}: missing: {reason} | | | | | |")
-    return "\n".join(lines)
+        elif "columns" in block:
+            beside += ["", f"**{block['name']}**. {block['title']}.", "", *_side_by_side(block)]
+        else:
+            lines += _one_by_one(block)
+    return "\n".join(lines + beside)
 
 
-def _markdown_row(
-    benchmark: str, name: str, median: float, unit: str, whose: str, targets: dict[str, Json]
-) -> str:
-    target = targets.get(name)
-    wanted = f"{target['bound']} {target['value']:g}" if target else ""
-    reached = ("yes" if target["reached"] else "**no**") if target else ""
-    return f"| {benchmark} | {name} | {median:.4g} | {unit} | {whose} | {wanted} | {reached} |"
+def _one_by_one(block: Json) -> list[str]:
+    """A line for each row and ratio of a benchmark."""
+    targets = {each["name"]: each for each in block["targets"]}
+    figures = [(row["name"], row["median"], row["unit"], row["subject"]) for row in block["rows"]]
+    figures += [
+        (f"{each['name']} / {each['to']}", each["median"], "ratio", "") for each in block["ratios"]
+    ]
+    lines: list[str] = []
+    for name, median, unit, subject in figures:
+        target = targets.get(name)
+        wanted = f"{target['bound']} {target['value']:g}" if target else ""
+        reached = ("yes" if target["reached"] else "**no**") if target else ""
+        whose = subject if subject != LIMIT else "the limit"
+        lines.append(
+            f"| {block['name']} | {name} | {median:.4g} | {unit} | {whose} | {wanted} | {reached} |"
+        )
+    missing = block.get("missing", {}).items()
+    return lines + [f"| {block['name']} | {who} | missing: {why} | | | | |" for who, why in missing]
+
+
+def _side_by_side(block: Json) -> list[str]:
+    """A line for each operation, a column for each who was measured, and how many times."""
+    columns: list[str] = block["columns"]
+    cells: dict[str, dict[str, str]] = {}
+    for row in block["rows"]:
+        operation, _, who = row["name"].rpartition(", ")
+        of = cells.setdefault(f"{operation}, {row['unit']}", {})
+        of[who] = f"{row['median']:.4g}"
+    targets = {each["name"]: each for each in block["targets"]}
+    ratios: dict[str, list[str]] = {}
+    for each in block["ratios"]:
+        operation, _, who = each["name"].rpartition(", ")
+        other, _, to = each["to"].rpartition(", ")
+        against = to if other == operation else each["to"]
+        said = f"{who} / {against}: {each['median']:.3g}"
+        if target := targets.get(f"{each['name']} / {each['to']}"):
+            reached = "yes" if target["reached"] else "**no**"
+            said += f" ({target['bound']} {target['value']:g}: {reached})"
+        ratios.setdefault(operation, []).append(said)
+    lines = [
+        f"| operation | {' | '.join(columns)} | times |",
+        f"|---|{'---:|' * len(columns)}---|",
+    ]
+    for name, of in cells.items():
+        told = "; ".join(ratios.get(name.rpartition(", ")[0], []))
+        lines.append(f"| {name} | {' | '.join(of.get(who, '') for who in columns)} | {told} |")
+    missing = block.get("missing", {}).items()
+    return lines + [f"| missing | {who}: {why} |{' |' * len(columns)}" for who, why in missing]

@@ -82,7 +82,16 @@ def _outcome(
         if name in known and to in known:
             ratios.append(ratio(rows, name, to))
             targets.append(Target(f"{name} / {to}", "at most", most))
-    return Outcome(rows, _facts(found), ratios, targets, _missing(found), _versions(found))
+    columns = list(dict.fromkeys(row.name.rpartition(", ")[2] for row in rows))
+    return Outcome(
+        rows,
+        _facts(found),
+        ratios,
+        targets,
+        missing=_missing(found),
+        versions=_versions(found),
+        columns=columns,
+    )
 
 
 # --------------------------------------------------------------------- page 16

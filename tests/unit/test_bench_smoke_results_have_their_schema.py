@@ -15,7 +15,8 @@ from bench.registry import BY_NAME
 from bench.report import SCHEMA_VERSION, markdown_of
 from bench.run import main
 
-SUBJECTS = {"radix", "limit", "plain", "lmdb"}
+PEERS = {"sglang-rust", "sglang-python", "sglang-radix", "vllm", "dynamo", "lmcache"}
+SUBJECTS = {"radix", "limit", "plain", "lmdb", "fio", *PEERS}
 
 
 def smoke(folder: Path, *names: str) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def test_smoke_run_keeps_schema_and_digest(name: str, tmp_path: Path) -> None:
     known = {row["name"] for row in block["rows"]}
     known |= {f"{each['name']} / {each['to']}" for each in block["ratios"]}
     assert {each["name"] for each in block["targets"]} <= known
-    assert f"| {name} |" in markdown_of(report)
+    shown = markdown_of(report)
+    assert f"**{name}**" in shown if "columns" in block else f"| {name} |" in shown
     assert smoke(tmp_path, name)["digest"] == report["digest"]
 
 
