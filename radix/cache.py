@@ -103,11 +103,11 @@ class PrefixCache(Serving, Traffic):
         and removed for ``poll``. ``clock``: ns, for events and limits. ``align_tokens``: hits
         are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
         kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
-        blocks go down when they are new (``"write_through"``) or when they have to go
-        (``"write_back"``). ``limits``: bounds and deadlines of what moves. ``agree``: gives
-        the element-wise minimum over all replicas of this cache, which are called alike, with
-        fences that are step numbers (``Agreement``). Raises ``ValueError``, ``TypeError``,
-        ``TierError`` for a tier that does not open; nothing is open then.
+        blocks go down when they are new (``"write_through"``), when they have to go
+        (``"write_back"``) or when they are asked for again (``"write_after"``). ``limits``: bounds
+        and deadlines of what moves. ``agree``: gives the element-wise minimum over all replicas of
+        this cache, which are called alike, with fences that are step numbers (``Agreement``).
+        Raises ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -167,7 +167,7 @@ class PrefixCache(Serving, Traffic):
             media[1:] if lent else media,
             media[0] if lent else None,
             self._events,
-            write != "none",
+            write,
             bounds,
             lambda: self.fences.step,
         )

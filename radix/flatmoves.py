@@ -23,6 +23,7 @@ from radix.jobs import Job, Jobs, Key, Place
 from radix.keysets import Fetch, FetchState, Mask, deepest_first, first_of_each, names_of
 from radix.plan import Cursor, Pages
 from radix.policy.limits import Limits
+from radix.policy.reuse import WRITE_AFTER, Reuse
 from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
 
@@ -45,13 +46,14 @@ class FlatTransfers(Jobs[FlatMove]):
         media: tuple[Tier, ...],
         borrowed: Tier | None,
         events: list[Event],
-        writes: bool = True,
+        write: str = "write_through",
         limits: Limits | None = None,
     ) -> None:
         super().__init__(residency, clock, media, borrowed, events, limits)
         self.residency = residency
         self.tree = residency.tree
-        self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
+        self.deepest = len(self.tiers) - 1 if write != "none" else -1  # the last tier written to
+        self.reuse = Reuse() if write == WRITE_AFTER else None  # what is asked for again goes down
         self.climbs: dict[int, Climb] = {}
         self._namespaces = namespaces
         self.offers: dict[int, Mask] = {}  # who waits for what: how each key fared
@@ -182,6 +184,8 @@ class FlatTransfers(Jobs[FlatMove]):
         below |= self.landing(offer.root, group, target, offer.keys)
         offer.good[offer.index[below]] = True
         pick = (have != NO_SLOT) & ~below
+        if self.reuse is not None:
+            pick &= self.reuse.worth(offer.keys, self.limits.write_after)
         if not pick.any():
             return None
         pins = core.lease(nodes[pick & (nodes != 0)])  # making room must not take the source

@@ -219,6 +219,7 @@ class Keeping:
         result = tree.insert(work.at, span, self.columns, slots, canonical, work.lease)
         work.at = Cursor(work.at.root, result.node, result.pages)
         work.inserted = full
+        self.transfers.asked(work.at, first, full - first)
         for row, group in enumerate(whole):
             self._settle_row(work, group, first, slots[row], canonical[row], reuse)
 

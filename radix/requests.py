@@ -242,6 +242,8 @@ class Requests:
             tree.touch(work.at)  # the end of its lease moves on; what it used here was used now
             if self._states and self.placed:
                 tree.narrow(work.lease, self._unpinned)
+        if not work.resumed:
+            self.transfers.asked(work.at, 0, work.inserted)
         if self.placed and work.inserted and not work.stale:
             # what was refused or lost below since it was computed is offered once more
             for source in range(self.transfers.deepest):

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from radix.arguments import slots_of, tiers_of
-from radix.errors import LeaseError, RequestError
+from radix.errors import LeaseError, RequestError, UnsupportedError
 from radix.events import Event
 from radix.flat import FlatCore, Handles
 from radix.flatasking import FlatAsking
 from radix.flatepochs import FlatEpochs
 from radix.flatmoves import FlatTransfers
-from radix.flatplans import Offer
+from radix.flatplans import Offer, offer_of
 from radix.flatresidency import FlatResidency
 from radix.gate import Gate
 from radix.groups import Group, check_groups
@@ -39,10 +39,11 @@ from radix.keysets import (
 from radix.metrics import Metrics
 from radix.namespaces import Namespaces
 from radix.ownership import Ownership
+from radix.plan import Pages
 from radix.policy.eviction import check_policy
 from radix.policy.limits import Limits, check_writes
 from radix.reservations import Reservations
-from radix.tier import Restored, Slots, Tier, TierMode, Urgency
+from radix.tier import Keys, Restored, Slots, Tier, TierMode, Urgency
 from radix.tree import TreeCore
 
 __all__ = ["Fetch", "FetchState", "FlatLease", "FlatStore", "Reservation", "hash_keys"]
@@ -84,10 +85,12 @@ class FlatStore(FlatAsking):
         ``Ownership.BORROWED`` the first is memory of the engine's, whose rows ``store`` and
         ``load`` name; numbers of tiers count from the one behind it. ``events``: keep the stream
         of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events and limits.
+        ``write``: keys go down when they are new (``"write_through"``), when they are leased or
+        offered again (``"write_after"``), or never (``"none"``).
         ``limits``: of these ``stores``, ``loads``, ``breaker`` and ``load_deadline`` count, the
         last for what comes into a tier (rows that the engine lent are its own once a load into
-        them has ended). Raises ``ValueError`` or ``TypeError`` for a bad argument, ``TierError``
-        for a tier that does not open; nothing stays open then.
+        them has ended), and ``write_after``. Raises ``ValueError`` or ``TypeError`` for a bad
+        argument, ``TierError`` for a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
         media = tiers_of(tiers)
@@ -97,9 +100,9 @@ class FlatStore(FlatAsking):
         if lent and len(media) < 2:
             raise ValueError("borrowed rows need a tier below them")
         check_policy(policy)
-        if write not in WRITE_POLICIES:
-            raise ValueError(f"write is {write!r}, expected one of {', '.join(WRITE_POLICIES)}")
         bounds = check_writes(write, limits)
+        if write == "write_back":
+            raise UnsupportedError("write 'write_back' is not in this version of a flat store")
         persistent = [tier.name for tier in media if tier.capability.persistent]
         self.key_bytes = width_of(key_bytes, persistent)
         self.tiers = media[1:] if lent else media
@@ -129,7 +132,7 @@ class FlatStore(FlatAsking):
             self.tiers,
             media[0] if lent else None,
             self._events,
-            write != "none",
+            write,
             bounds,
         )
         self._reservations = Reservations(self.residency, self.transfers)
@@ -178,12 +181,25 @@ class FlatStore(FlatAsking):
         Cost: the keys.
         """
         asked = keys_of("keys", keys, self.key_bytes)
-        order = deepest_first(positions_of(positions, len(asked)))
+        places = positions_of(positions, len(asked))
+        order = deepest_first(places)
         with self.gate:
             _, core = self._space(namespace)
             lease = FlatLease(core, core.find(asked), order, self._dropped, self.gate)
             self._epochs.leases.add(lease)
+            self._again(core.root, asked[order], places[order])
             return lease
+
+    def _again(self, root: int, keys: Keys, positions: Pages) -> None:
+        """Keys, deepest first, were asked for once more: those of them that are worth it by now go
+        down (write_after).
+        """
+        if self.transfers.reuse is None:
+            return
+        self.transfers.reuse.saw(keys)
+        for group in range(len(self.groups)):
+            for source in range(self.transfers.deepest):
+                self.transfers.store(offer_of(root, group, source, keys, positions))
 
     def release(self, lease: FlatLease) -> None:
         """Gives a lease back. ``LeaseError`` if done before, or for another store's."""
@@ -226,7 +242,10 @@ class FlatStore(FlatAsking):
         kept = None if keep is None else keys_of("keep", keep, self.key_bytes)
         with self.gate:
             _, core = self._space(namespace)
-            return self._reservations.reserve(core, group, asked, places, kept)
+            taken = self._reservations.reserve(core, group, asked, places, kept)
+            order = deepest_first(places)
+            self._again(core.root, asked[order], places[order])
+            return taken
 
     def commit(self, reservation: Reservation, good: object = None) -> None:
         """The slots are filled: their keys are there from now on, the deepest the oldest of them,
@@ -266,6 +285,7 @@ class FlatStore(FlatAsking):
         order = deepest_first(places)
         with self.gate:
             root, _ = self._space(namespace)
+            self._again(root, asked[order], places[order])
             number = self.transfers.new_number()
             good = np.zeros(len(asked), np.bool_)
             offer = Offer(

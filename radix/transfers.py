@@ -21,6 +21,7 @@ from radix.events import Event
 from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Demand, Move, Pages
 from radix.policy.limits import Limits
+from radix.policy.reuse import WRITE_AFTER, Reuse
 from radix.residency import EVICTED, Residency, runs
 from radix.tier import Records, Slots, Tier, TierMode, TransferDone, Urgency
 from radix.tree import NO_SLOT
@@ -43,13 +44,15 @@ class Transfers(Jobs[Move]):
         media: tuple[Tier, ...],
         borrowed: Tier | None,
         events: list[Event],
-        writes: bool = True,
+        write: str = "write_through",
         limits: Limits | None = None,
         step: Callable[[], int] = lambda: -1,
     ) -> None:
         super().__init__(residency, clock, media, borrowed, events, limits, step)
         self.tree = residency.tree
-        self.deepest = len(self.tiers) - 1 if writes else -1  # the last tier written to
+        self.deepest = len(self.tiers) - 1 if write != "none" else -1  # the last tier written to
+        # where only what is asked for again goes down
+        self.reuse = Reuse() if write == WRITE_AFTER and self.tree.key_bytes else None
         self._namespaces = namespaces
         self.later: Later | None = None  # where blocks do not go down as soon as they are new
         # (tier, group, slot) of dropped blocks that these still read: jobs by number, requests by
@@ -107,7 +110,7 @@ class Transfers(Jobs[Move]):
             last = len(self.tiers) if unless_below else target + 1
             below = self.held(at, group, range(target, last), first, count)
             pages = np.flatnonzero((have != NO_SLOT) & ~below).astype(np.int64) + first
-            pages = pages[~self.landing(at, target, group, pages)]
+            pages = self._worth(at, pages[~self.landing(at, target, group, pages)])
             if len(pages) and self.tiers[target].mode is not TierMode.ON:
                 self.count("declined", target, group, len(pages))
             elif len(pages):
@@ -118,6 +121,21 @@ class Transfers(Jobs[Move]):
                 if not self.submit_store(move, upper_slots, owner):
                     refused.append((move, upper_slots))
         return refused
+
+    def asked(self, at: Cursor, first: int, count: int) -> None:
+        """Pages [first, first+count) of a path were asked for once more. Cost: the pages, where
+        that decides anything (write_after), else nothing.
+        """
+        if self.reuse is not None and count > 0:
+            self.reuse.saw(self.tree.keys(at, first, count))
+
+    def _worth(self, at: Cursor, pages: Pages) -> Pages:
+        """Those of the pages that were asked for often enough to go down."""
+        if self.reuse is None or not len(pages):
+            return pages
+        first = int(pages[0])
+        keys = self.tree.keys(at, first, int(pages[-1]) - first + 1)[pages - first]
+        return pages[self.reuse.worth(keys, self.limits.write_after)]
 
     def held(
         self, at: Cursor, group: int, tiers: range, first: int, count: int

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-WRITE_POLICIES = ("write_through", "write_back", "none")
+from radix.policy.reuse import MOST, WRITE_AFTER
+
+WRITE_POLICIES = ("write_through", "write_back", WRITE_AFTER, "none")
 
 
 def check_writes(write: object, limits: object) -> Limits:
@@ -97,7 +99,8 @@ class Limits:
     dropped; ``load_deadline``: how long a request waits for one load; ``prefetch_deadline``: how
     long what was prefetched stays pinned; ``prefetch_blocks``: the most blocks of a group that
     prefetches hold in a tier at once (None: a half of it); ``stores``, ``loads``, ``prefetches``:
-    transfers of one tier under way at once (None: as its queue allows).
+    transfers of one tier under way at once (None: as its queue allows); ``write_after``: how often
+    a block must have been asked for again before it goes down (write_after).
     """
 
     demote_after: Patience = Patience()
@@ -108,12 +111,18 @@ class Limits:
     stores: int | None = None
     loads: int | None = None
     prefetches: int | None = 4
+    write_after: int = 1
     breaker: Breaker = Breaker()
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` or ``TypeError`` by name."""
         for name in ("prefetch_blocks", "stores", "loads", "prefetches"):
             _check(name, getattr(self, name), 1)
+        if self.write_after is None:
+            raise TypeError("write_after must be an int, not NoneType")
+        _check("write_after", self.write_after, 1)
+        if self.write_after >= MOST:
+            raise ValueError(f"write_after must be below {MOST}, not {self.write_after}")
         for name in ("demote_after", "drop_after", "load_deadline", "prefetch_deadline"):
             if not isinstance(getattr(self, name), Patience):
                 raise TypeError(f"{name} must be a Patience")

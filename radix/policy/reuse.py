@@ -17,13 +17,29 @@ from radix.tier import Keys
 
 Counts = npt.NDArray[np.uint8]
 MOST = 255
+WRITE_AFTER = "write_after"  # the policy of writing that it decides
 _ROWS = 4
 # Odd constants that spread each quarter of a key: keys of engines need not be hashes.
 _SPREAD = np.array([0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F], np.uint32)
 
 
+def _folded(keys: Keys) -> npt.NDArray[np.uint32]:
+    """(4, n): what each key comes to in 16 bytes; a key of 16 itself."""
+    count, width = keys.shape
+    whole = -(-width // 16) * 16
+    if whole != width:
+        padded = np.zeros((count, whole), np.uint8)
+        padded[:, :width] = keys
+        keys = padded
+    parts = np.ascontiguousarray(keys).view(np.uint32).reshape(count, -1, 4)
+    words = parts[:, 0]
+    for number in range(1, parts.shape[1]):
+        words = words * _SPREAD[3] ^ parts[:, number]
+    return words.T
+
+
 class Reuse:
-    """Tell: ``saw``. Ask: ``counts``.
+    """Tell: ``saw``. Ask: ``counts``, ``worth``.
 
     ``width``: counters in each of four rows, a power of two; about as many pages are told apart.
     After ``8 * width`` pages seen all counts are halved, so that what was popular once fades.
@@ -48,7 +64,7 @@ class Reuse:
         """(rows, n): where each key counts. The quarters are mixed, so that keys which differ in
         one of them alone differ in every row.
         """
-        words = np.ascontiguousarray(keys[:, :16]).view(np.uint32).T
+        words = _folded(keys)
         mixed = words ^ np.roll(words, 1, 0) * _SPREAD[0] ^ np.roll(words, 2, 0) * _SPREAD[1]
         mixed ^= np.roll(words, 3, 0) * _SPREAD[2]
         mixed ^= mixed >> np.uint32(15)
@@ -56,7 +72,9 @@ class Reuse:
         return places
 
     def saw(self, keys: Keys) -> None:
-        """Each page of ``keys``, (n, 16 or more) uint8, was asked for once more. Cost: n."""
+        """Each page of ``keys``, (n, width) uint8, was asked for once more, however often it stands
+        among them. Cost: n.
+        """
         if not len(keys):
             return
         places = self._places(keys)
@@ -71,6 +89,11 @@ class Reuse:
         if self._left <= 0:
             self._table >>= 1
             self._left = self._every
+
+    def worth(self, keys: Keys, again: int) -> npt.NDArray[np.bool_]:
+        """Which of the pages were asked for ``again`` times after the first. Cost: n."""
+        often: npt.NDArray[np.bool_] = self.counts(keys) > again
+        return often
 
     def counts(self, keys: Keys) -> Counts:
         """How often each page was asked for, (n,) uint8, at most 255. Changes nothing. Cost: n."""

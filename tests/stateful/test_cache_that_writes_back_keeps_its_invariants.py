@@ -46,7 +46,7 @@ def storm(seed: int, steps: int, *, mixed: bool) -> MemoryMachine:
     rng = random.Random(seed)
     machine = MemoryMachine()
     machine.options |= {
-        "write": rng.choice(("write_back", "write_back", "write_through")),
+        "write": rng.choice(("write_back", "write_back", "write_through", "write_after")),
         "limits": limits_of(rng),
     }
     handles: list[Prefetch] = []

@@ -34,9 +34,9 @@ def test_counts_are_never_too_small(seen: list[list[int]], width: int) -> None:
     assert all(found[number] >= true[number] for number in range(31))
 
 
-@pytest.mark.parametrize("place", range(16))
-def test_keys_that_differ_in_one_byte_are_told_apart(place: int) -> None:
-    keys = np.zeros((256, 16), np.uint8)
+@pytest.mark.parametrize(("width", "place"), [(w, p) for w in (3, 16, 33) for p in range(w)])
+def test_keys_that_differ_in_one_byte_are_told_apart(width: int, place: int) -> None:
+    keys = np.zeros((256, width), np.uint8)
     keys[:, place] = np.arange(256)
     reuse = Reuse(1 << 12)
     reuse.saw(keys[:128])
@@ -66,6 +66,15 @@ def test_what_was_popular_fades_by_halves_and_counts_do_not_wrap() -> None:
     reuse.saw(others[: 8 * width - 300])  # the halving comes with the last of these
     assert reuse.counts(one)[0] == MOST // 2
     assert reuse.counts(others).max() <= MOST // 2
+
+
+def test_a_key_that_stands_twice_was_asked_for_once() -> None:
+    reuse, keys = Reuse(64), random_keys(2, 9)
+    reuse.saw(keys[[0, 0, 1, 0]])
+    assert reuse.counts(keys).tolist() == [1, 1]
+    assert reuse.worth(keys, 1).tolist() == [False, False]
+    reuse.saw(keys[[1]])
+    assert reuse.worth(keys, 1).tolist() == [False, True]
 
 
 def test_nothing_asked_for_changes_nothing() -> None:
