@@ -21,6 +21,7 @@ static uint64_t shared_scalar(const uint8_t *a, const uint8_t *b, uint64_t n) {
 #if RDX_HAVE_AVX2
 #include <immintrin.h>
 #define STREAM 4096
+#define LEAST_STREAMED 512
 
 static inline RDX_TARGET_AVX2 __m256i differ_avx2(const uint8_t *a, const uint8_t *b) {
     const __m256i *p = (const __m256i *)(const void *)a;
@@ -30,20 +31,41 @@ static inline RDX_TARGET_AVX2 __m256i differ_avx2(const uint8_t *a, const uint8_
     return _mm256_or_si256(x0, x1);
 }
 
-/* Long runs go in two streams, each on a page of its own: memory is the limit, and the hardware
- * fetches ahead for each page apart. */
-RDX_TARGET_AVX2 static uint64_t shared_avx2(const uint8_t *a, const uint8_t *b, uint64_t n) {
+/* Line j of each of the two pages that come next, into the second cache: memory is the limit, and
+ * the hardware fetches ahead within a page, never into the next one. */
+static inline void ask_lines(const rdx_ahead *next, uint64_t j) {
+    if (j < next->bytes) {
+        __builtin_prefetch(next->a + j, 0, 2);
+        __builtin_prefetch(next->b + j, 0, 2);
+    }
+    if (j + STREAM < next->bytes) {
+        __builtin_prefetch(next->a + j + STREAM, 0, 2);
+        __builtin_prefetch(next->b + j + STREAM, 0, 2);
+    }
+}
+
+/* Long runs go in two streams, each on a page of its own, and ask for what is compared after them:
+ * the next two pages, or what `next` names behind the last ones. */
+RDX_TARGET_AVX2 static uint64_t shared_avx2(const uint8_t *a, const uint8_t *b, uint64_t n,
+                                            const rdx_ahead *next) {
     uint64_t i = 0;
     bool same = true;
-    while (same && i + 2 * STREAM <= n) {
+    while (same && n - i >= LEAST_STREAMED) {
+        uint64_t half = n - i >= 2 * STREAM ? STREAM : (n - i) / 2 & ~(uint64_t)63;
+        uint64_t end = i + 2 * half;
+        rdx_ahead then = {a + end, b + end, n - end};
+        if (then.bytes < 128) {
+            then = *next;
+        }
         uint64_t j = 0;
-        while (same && j < STREAM) {
+        while (same && j < half) {
+            ask_lines(&then, j);
             __m256i any = _mm256_or_si256(differ_avx2(a + i + j, b + i + j),
-                                          differ_avx2(a + i + j + STREAM, b + i + j + STREAM));
+                                          differ_avx2(a + i + j + half, b + i + j + half));
             same = _mm256_testz_si256(any, any);
             j += 64;
         }
-        i += same ? 2 * STREAM : j - 64;
+        i = same ? end : i + j - 64;
     }
     for (; i + 128 <= n; i += 128) {
         __m256i any =
@@ -74,10 +96,11 @@ static uint64_t shared_neon(const uint8_t *a, const uint8_t *b, uint64_t n) {
 }
 #endif
 
-uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n) {
+uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n, const rdx_ahead *next) {
 #if RDX_HAVE_AVX2
     if (rdx_path() == RDX_PATH_AVX2) {
-        return shared_avx2(a, b, n);
+        static const rdx_ahead nothing;
+        return shared_avx2(a, b, n, next ? next : &nothing);
     }
 #endif
 #if RDX_HAVE_NEON

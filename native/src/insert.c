@@ -17,7 +17,7 @@ static walk follow(const rdx_tree *t, uint32_t i, uint32_t pages, const uint8_t 
     if (inside && n) {
         uint32_t most = inside < n ? inside : n;
         const uint8_t *edge = pages_at(t, x) + (size_t)(pages - x->start) * t->page_bytes;
-        uint32_t same = rdx_shared_pages(edge, run, most, t->page_bytes);
+        uint32_t same = rdx_shared_pages(edge, run, most, t->page_bytes, NULL);
         w.pages += same;
         w.existing = same;
         if (same < inside) {

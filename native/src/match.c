@@ -76,14 +76,45 @@ static void finish(const rdx_tree *t, uint32_t i, const cover *c, uint32_t limit
     }
 }
 
-/* Asks for the beginning of each memory page of a prompt while the first child is looked up: the
- * hardware fetches ahead within a page, never into the next one. */
-static void ask_ahead(const uint8_t *run, size_t bytes) {
-    for (size_t at = 0; at < bytes && at < 16384; at += 4096) {
-        __builtin_prefetch(run + at);
-        __builtin_prefetch(run + at + 64);
-        __builtin_prefetch(run + at + 128);
+/* Asks for the first `lines` of each memory page of [run, run+bytes), at most `pages` of them, into
+ * the second cache: the hardware fetches ahead within a page, never into the next one. */
+static inline void ask_pages(const uint8_t *run, size_t bytes, uint32_t pages, uint32_t lines) {
+    size_t end = bytes < (size_t)pages * 4096 ? bytes : (size_t)pages * 4096;
+    for (size_t line = 0; line < (size_t)lines * 64; line += 64) {
+        for (size_t at = line; at < end; at += 4096) {
+            __builtin_prefetch(run + at, 0, 2);
+        }
     }
+}
+
+/* What node `child` (or NIL) and n pages at `run` will compare; asks for its beginning. */
+static rdx_ahead edge_of(const rdx_tree *t, uint32_t child, const uint8_t *run, uint32_t n) {
+    if (child == NIL) {
+        return (rdx_ahead){NULL, NULL, 0};
+    }
+    const node *x = node_at(t, child);
+    rdx_ahead e = {run, pages_at(t, x), (uint64_t)(n < x->len ? n : x->len) * t->page_bytes};
+    ask_pages(e.b, e.bytes, 2, 3);
+    return e;
+}
+
+/* One edge further from node i, `child` being likely: the child that really is there, or NIL, with
+ * *shared pages in common. What is likely to follow it is looked up before its pages are compared,
+ * so that the waits for memory overlap: *next. */
+static uint32_t step(const rdx_tree *t, uint32_t i, uint32_t child, const uint8_t *run, uint32_t n,
+                     uint32_t *shared, uint32_t *next) {
+    rdx_ahead here = edge_of(t, child, run, n);
+    uint32_t most = (uint32_t)(here.bytes / t->page_bytes);
+    *next = most < n ? rdx_child_likely(t, child, run + here.bytes) : NIL;
+    rdx_ahead then = edge_of(t, *next, run + here.bytes, n - most);
+    *shared = rdx_shared_pages(here.a, here.b, most, t->page_bytes, &then);
+    if (*shared) {
+        return child;
+    }
+    child = rdx_child_step(t, i, run, n, shared); /* another child's page with this hash */
+    bool on = child != NIL && *shared < n && *shared == node_at(t, child)->len;
+    *next = on ? rdx_child_likely(t, child, run + (size_t)*shared * t->page_bytes) : NIL;
+    return child;
 }
 
 int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32_t n,
@@ -95,10 +126,11 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
     const uint8_t *run = pages;
     uint32_t at = 0;
     cover c = {0, 0, true, true};
-    ask_ahead(run, (size_t)n * t->page_bytes);
-    while (at < n) {
+    ask_pages(run, (size_t)n * t->page_bytes, 4, 8);
+    uint32_t next = n ? rdx_child_likely(t, i, run) : NIL;
+    while (next != NIL) {
         uint32_t shared;
-        uint32_t child = rdx_child_step(t, i, run + (size_t)at * t->page_bytes, n - at, &shared);
+        uint32_t child = step(t, i, next, run + (size_t)at * t->page_bytes, n - at, &shared, &next);
         if (child == NIL) {
             break;
         }

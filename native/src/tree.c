@@ -13,8 +13,9 @@ static inline uint64_t mix(uint64_t a, uint64_t b) {
 uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page) {
     const uint8_t *p = page;
     uint32_t left = t->page_bytes;
-    uint64_t h = t->seed ^ (parent * 0x9E3779B97F4A7C15ull);
-    uint64_t g = ~t->seed;
+    /* a factor of 0 would make all first words alike: seed 0 under node 0 must not be one */
+    uint64_t h = t->seed ^ ((parent + 1ull) * 0x9E3779B97F4A7C15ull);
+    uint64_t g = t->seed ^ 0x589965CC75374CC3ull;
     uint64_t w[4];
     while (left >= 32) {
         memcpy(w, p, 32);
@@ -33,9 +34,10 @@ uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page) {
     return (uint32_t)(h ^ (h >> 32));
 }
 
-uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes) {
+uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes,
+                          const rdx_ahead *next) {
     uint64_t total = (uint64_t)n * page_bytes;
-    uint64_t same = rdx_shared_bytes(a, b, total);
+    uint64_t same = rdx_shared_bytes(a, b, total, next);
     return same == total ? n : (uint32_t)(same / page_bytes);
 }
 
@@ -107,6 +109,21 @@ static void table_drop(rdx_tree *t, uint32_t i) {
     t->table_used--;
 }
 
+uint32_t rdx_child_likely(const rdx_tree *t, uint32_t parent, const void *page) {
+    uint32_t hash = rdx_page_hash(t, parent, page);
+    uint32_t mask = t->table_cap - 1;
+    for (uint32_t at = hash & mask; t->table[at].node != NIL; at = (at + 1) & mask) {
+        uint32_t i = t->table[at].node;
+        if (t->table[at].hash == hash) {
+            __builtin_prefetch(cell_at(t, i, 0));
+            if (node_at(t, i)->parent == parent) {
+                return i;
+            }
+        }
+    }
+    return NIL;
+}
+
 uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, uint32_t n,
                         uint32_t *shared) {
     uint32_t hash = rdx_page_hash(t, parent, pages);
@@ -126,7 +143,7 @@ uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, u
             const uint8_t *behind = (const uint8_t *)pages + (size_t)most * t->page_bytes;
             __builtin_prefetch(&t->table[rdx_page_hash(t, i, behind) & mask]);
         }
-        *shared = rdx_shared_pages(pages_at(t, x), pages, most, t->page_bytes);
+        *shared = rdx_shared_pages(pages_at(t, x), pages, most, t->page_bytes, NULL);
         if (*shared) {
             return i;
         }

@@ -234,11 +234,21 @@ uint32_t rdx_first_page(const rdx_tree *t, const rdx_group *g, uint32_t k);
 uint32_t rdx_first_entry(const rdx_tree *t, const rdx_group *g, uint32_t end);
 int rdx_rules_new(rdx_tree *t, const rdx_group *groups);
 
-/* Bytes that a and b have in common from the start, at most n (compare.c). */
-uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n);
+/* What will be compared next, to be fetched meanwhile; a hint, never read for its value. */
+typedef struct rdx_ahead {
+    const uint8_t *a;
+    const uint8_t *b;
+    uint64_t bytes;
+} rdx_ahead;
+/* Bytes that a and b have in common from the start, at most n (compare.c); `next` may be NULL. */
+uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n, const rdx_ahead *next);
 uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page);
 /* Pages that a and b have in common from the start, at most n. */
-uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes);
+uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes,
+                          const rdx_ahead *next);
+/* The child of `parent` that begins with the page, if the hash tells the truth: nothing is
+ * compared. NIL: there is none for sure. */
+uint32_t rdx_child_likely(const rdx_tree *t, uint32_t parent, const void *page);
 /* The child of `parent` that begins with the page; *shared pages of its edge match (>= 1). */
 uint32_t rdx_child_step(const rdx_tree *t, uint32_t parent, const void *pages, uint32_t n,
                         uint32_t *shared);
