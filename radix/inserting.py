@@ -224,7 +224,8 @@ class Inserting:
     # ------------------------------------------------------------ in
     def insert(self, prompt: Prompt, lease: Lease, first: int, given: Rows) -> Inserted:
         """The pages enter the tree with ``given`` slots (reserved, or adopted), the lease covers
-        them, and what is new goes down. On an error the slots go back.
+        them, and what is new goes down (write_after: what was asked for again, for which the whole
+        path is looked at). On an error the slots go back.
         """
         slots, spans = given
         count = slots.shape[1]
@@ -256,6 +257,9 @@ class Inserting:
             else self._settle(lease.cursor, group, first, slots[group], canonical[group])
             for group, span in enumerate(spans)
         ]
+        if self.transfers.reuse is not None:  # what it went on from was asked for again
+            self.transfers.asked(lease.cursor, 0, first + count)
+            first, count = 0, first + count
         for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
             self.transfers.count("declined", refused.target, refused.group, refused.blocks)
         return Inserted(result.existing, result.created, list(canonical), twice)

@@ -7,12 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radix.cache import PrefixCache
 from radix.errors import UnsupportedError
 from radix.groups import Group
 from radix.policy.limits import Limits
 from radix.store import FlatStore
 from tests.cacherig import Rig, build
 from tiers.host import HostTier
+from tiers.index import IndexTier
 
 PAGE = 4
 
@@ -96,6 +98,17 @@ def test_a_request_that_is_resumed_asks_once() -> None:
     rig.settle()
     assert stored(rig) == 0
     rig.finish_all()
+
+
+def test_an_engine_that_inserts_by_itself_asks_with_each_insert() -> None:
+    tiers = [IndexTier(16), IndexTier(16, "host")]
+    with PrefixCache([Group.full("kv", 1)], tiers, page_tokens=PAGE, write="write_after") as cache:
+        for turn, expected in ((2, 0), (3, 2), (4, 3)):
+            tokens = np.arange(turn * PAGE, dtype=np.int32)
+            with cache.lease(cache.match(tokens, leave=0)[1]) as lease:
+                cache.insert(tokens, lease)
+            cache.flush()
+            assert cache.metrics.get("store", "blocks", "host", "kv") == expected
 
 
 @pytest.mark.parametrize("how", ["lease", "reserve"])
