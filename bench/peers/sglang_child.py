@@ -122,8 +122,9 @@ class SglangTree:
     """One of SGLang's trees. ``kind``: "rust", "python" or "radix"."""
 
     def __init__(self, kind: str) -> None:
-        import bench.peers.standin  # noqa: F401
+        from bench.peers import standin
 
+        assert standin.STOOD_IN  # what is not installed can be imported from here on
         logging.disable(logging.INFO)
         import torch
         from sglang.srt.mem_cache import base_prefix_cache, cache_init_params, radix_cache
