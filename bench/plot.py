@@ -8,7 +8,6 @@ is not in the report.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-COLOURS = {"radix": "#1b6ca8", "limit": "#999999", "plain": "#c9c9c9", "lmdb": "#e08e1a"}
+COLOURS = {
+    "radix": "#1b6ca8",
+    "limit": "#999999",
+    "plain": "#c9c9c9",
+    "lmdb": "#e08e1a",
+    "fio": "#d9b44a",
+    "sglang-rust": "#a83232",
+    "sglang-python": "#c96a6a",
+    "sglang-radix": "#e0a3a3",
+    "vllm": "#3f8f4f",
+    "dynamo": "#7a9a01",
+    "lmcache": "#8a5a2b",
+}
 _OTHER = "#6c4fa3"
 _COLUMNS = 2
+_LEAST_INCHES, _INCHES_A_ROW = 3.2, 0.17
 
 
 def plot_report(report: dict[str, Any], path: str | Path) -> None:
@@ -35,15 +47,22 @@ def plot_report(report: dict[str, Any], path: str | Path) -> None:
     ]
     if not panels:
         raise ValueError("the report holds no rows")
-    lines = math.ceil(len(panels) / _COLUMNS)
-    figure = Figure(figsize=(14, 3.2 * lines), layout="constrained")
+    longest = [
+        max(len(rows) for _, _, rows in panels[first : first + _COLUMNS])
+        for first in range(0, len(panels), _COLUMNS)
+    ]
+    heights = [max(_LEAST_INCHES, 1.0 + _INCHES_A_ROW * rows) for rows in longest]
+    figure = Figure(figsize=(14, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(heights), _COLUMNS, height_ratios=heights)
     machine = report["machine"]
     size = "smoke sizes" if report["smoke"] else "full sizes"
     figure.suptitle(f"{machine['cpu']}, {machine['cores']} cores, {size}", fontsize=11)
     for number, (block, unit, rows) in enumerate(panels):
-        axes = figure.add_subplot(lines, _COLUMNS, number + 1)
+        axes = figure.add_subplot(grid[number // _COLUMNS, number % _COLUMNS])
         _draw(axes, block, unit, rows)
+        if "columns" in block:  # ours and a peer's may lie a hundred times apart
+            axes.set_xscale("log")
     figure.savefig(path, dpi=110, format="png")
 
 
