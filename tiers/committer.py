@@ -3,9 +3,9 @@ transaction; all that wait share one, and the removals that wait go with it. Kee
 crash safety rests on (payload, sync, record) and I22: each store comes back exactly once.
 
     owner thread                         committer thread
-    store done, synced --> offer -->  [stores]  \
-    slots freed        --> remove --> [removals] > one transaction --> results --> collect
-    reserve is short   --> urge                 /
+    stores synced     --> offer, send --> [stores]  \
+    slots freed       --> remove ------> [removals] > one transaction --> results --> collect
+    reserve is short  --> urge                     /
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class _Shared:
 
 
 class Committer:
-    """Owner's side: ``offer``, ``remove``, ``urge``, ``has_results``, ``collect``, ``idle``,
-    ``removing``, ``close``.
+    """Owner's side: ``offer``, ``send``, ``remove``, ``urge``, ``has_results``, ``collect``,
+    ``idle``, ``removing``, ``close``.
     """
 
     def __init__(self, index: LmdbIndex, tier: str, next_id: int, event_fd: int) -> None:
@@ -93,6 +93,7 @@ class Committer:
         self._next_id = next_id
         self._event_fd = event_fd
         self._shared = _Shared()
+        self._offered: list[StoreWork] = []
         self.commits = 0
         self._thread = self._start()
 
@@ -105,9 +106,18 @@ class Committer:
     # ------------------------------------------------------------------ the owner's thread
 
     def offer(self, work: StoreWork) -> None:
-        """Commits a store with the next transaction."""
+        """Commits a store with the next transaction after ``send``: stores whose bytes became safe
+        together share one only if they reach the other thread together.
+        """
+        self._offered.append(work)
+
+    def send(self) -> None:
+        """Hands over what was offered. Cost: nothing where nothing was."""
+        if not self._offered:
+            return
+        offered, self._offered = self._offered, []
         with self._shared.lock:
-            self._shared.stores.append(work)
+            self._shared.stores.extend(offered)
             if self._shared.broken:
                 self._fail_waiting(TierUnavailableError(self._tier, self._shared.broken))
                 self._signal()
@@ -150,7 +160,8 @@ class Committer:
         shared = self._shared
         with shared.lock:
             hopeful = shared.removals and not (shared.broken or shared.stuck)
-            return not (shared.stores or shared.results or hopeful or shared.busy)
+            waiting = self._offered or shared.stores or shared.results or hopeful
+            return not (waiting or shared.busy)
 
     def removing(self) -> bool:
         """Whether removals are committing, waiting for it or to be collected."""
@@ -163,6 +174,7 @@ class Committer:
 
     def close(self) -> None:
         """Commits what waits and ends the thread. Idempotent."""
+        self.send()
         with self._shared.lock:
             self._shared.stopping = True
             self._shared.lock.notify()

@@ -91,6 +91,7 @@ class DiskTransfers:
         move = self._new_move(transfer, upper, cut, storing=True)
         move.epoch = self._disk.index.epoch
         self._begin(move, self._write if move.rows is None else self._gather)
+        self.committer.send()
         if not cut.whole:
             slots = np.asarray(transfer.lower_slots)
             self._disk.books.arrivals.expect(transfer.group, slots)
@@ -165,6 +166,7 @@ class DiskTransfers:
                 move, then = self._mover_jobs.pop(moved.job)
                 then(move, moved.status, moved.nbytes)
         self._collect_reads()
+        self.committer.send()
         self.collect()
         if not (self._moves or self._layered or self._in_values):
             self.ahead.step()

@@ -7,9 +7,14 @@
  *                    |                              |             ^
  *                    +------- cancel, and nothing runs any more --+
  *
- * A job is in at most one queue. It leaves its class queue when its last piece has begun and is
- * completed by whoever ends its last piece or sync. The job itself carries its completion, so a
- * completion needs no memory and the ready list has no bound of its own.
+ * A job is in at most one queue. It leaves its class queue when its last piece has begun, the sync
+ * queue when its last file is synced, and is completed by whoever ends its last piece or sync. The
+ * job itself carries its completion, so a completion needs no memory and the ready list has no
+ * bound of its own.
+ *
+ * One sync serves every job that waits for its file, because all of them were written before it
+ * began. So that there are several, a sync begins only once as much waits for one as is still to be
+ * written, or MOST_UNSYNCED: with two jobs under way after each, with four after every second one.
  *
  * A part's status is RDX_ECANCELED from the submit until its last piece (and the sync of its file,
  * where asked for) has ended well: what never ran needs no visit.
@@ -19,6 +24,7 @@
 #define _GNU_SOURCE
 #include "alloc.h"
 #include "copy.h"
+#include "file.h"
 #include "rdx.h"
 
 #include <errno.h>
@@ -27,15 +33,15 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define BUCKETS 1024 /* of the table of job ids */
 #define THREADS_MAX 256
-#define PARTS_MAX (RDX_PIECE_BYTES / 4096) /* of a piece */
+#define MOST_UNSYNCED (UINT64_C(32) << 20) /* bytes that wait while others are written */
 
 typedef struct io_job io_job;
+typedef struct io_piece io_piece;
 
 typedef struct io_list {
     io_job *head;
@@ -51,20 +57,22 @@ struct io_job {
     uint64_t submitted_ns;
     uint64_t begun_ns; /* 0: no piece has begun */
     uint32_t cls;
-    uint32_t running; /* pieces or syncs in a thread now */
-    uint32_t next_sync;
-    uint32_t syncs;
+    uint32_t running;   /* pieces or syncs in a thread now */
+    uint32_t syncs;     /* files that are not synced yet */
+    uint32_t waiting;   /* of these, those of which no sync has begun */
     uint32_t next_part; /* file jobs: the part that the next piece is of */
     uint32_t parts;
-    uint64_t next_byte; /* of that part, or of the whole copy */
-    rdx_op *ops;        /* NULL: a copy */
-    uint32_t *pieces;   /* of each part, those that have not ended well */
-    int32_t *fds;       /* the distinct files to sync */
+    uint64_t next_byte;         /* of that part, or of the whole copy */
+    rdx_op *ops;                /* NULL: a copy */
+    uint32_t *pieces;           /* of each part, those that have not ended well */
+    int32_t *fds;               /* the distinct files to sync */
+    const io_piece **synced_by; /* of each of these files, the sync that runs, or NULL */
+    uint64_t unsynced;          /* bytes to write, of a job with files to sync */
     rdx_copy copy;
 };
 
 /* What a thread does at a time. */
-typedef struct io_piece {
+struct io_piece {
     io_job *job;
     uint64_t begin;
     uint64_t end;
@@ -72,7 +80,7 @@ typedef struct io_piece {
     uint32_t parts; /* more than one: `part` and those behind it, each of them whole */
     int sync_fd;    /* -1: no sync */
     int injected;   /* a status to fail with */
-} io_piece;
+};
 
 struct rdx_io {
     pthread_mutex_t lock;
@@ -86,6 +94,8 @@ struct rdx_io {
     uint32_t queue;
     uint32_t ready_count;
     uint32_t running_syncs;
+    uint64_t unwritten; /* bytes of jobs that will be synced, until their last piece has ended */
+    uint64_t written;   /* bytes of jobs in `syncing` of which a file waits for a sync */
     uint32_t threads;
     _Atomic uint32_t pending; /* submitted, not polled */
     uint64_t fail_countdown;
@@ -166,10 +176,18 @@ static void fill_completion(io_job *job) {
     }
 }
 
+static int has_more_pieces(const io_job *job) {
+    if (job->ops == NULL)
+        return job->next_byte < job->parts * job->copy.block_bytes;
+    return job->next_part < job->parts;
+}
+
 static void complete(rdx_io *io, io_job *job) {
     uint64_t one = 1;
     fill_completion(job);
     io->active[job->cls]--;
+    if (has_more_pieces(job))
+        io->unwritten -= job->unsynced;
     list_push(&io->ready, job);
     /* Readable exactly while the list is not empty; the counter cannot overflow, so no error. */
     if (io->ready_count++ == 0 && write(io->event_fd, &one, sizeof one) < 0)
@@ -177,33 +195,39 @@ static void complete(rdx_io *io, io_job *job) {
     pthread_cond_broadcast(&io->done);
 }
 
-static int has_more_pieces(const io_job *job) {
-    if (job->ops == NULL)
-        return job->next_byte < job->parts * job->copy.block_bytes;
-    return job->next_part < job->parts;
-}
-
 /* Moves a job of which nothing runs on to its syncs or its completion. Called with the lock. */
 static void settle(rdx_io *io, io_job *job) {
     if (job->running > 0 || job->list != NULL)
         return;
-    if (has_more_pieces(job) || job->next_sync == job->syncs) {
+    if (has_more_pieces(job) || job->syncs == 0) {
         complete(io, job); /* with pieces left it was cancelled */
-        return;
+    } else {
+        io->unwritten -= job->unsynced;
+        io->written += job->unsynced;
+        job->waiting = job->syncs;
+        list_push(&io->syncing, job);
     }
-    list_push(&io->syncing, job);
-    pthread_cond_signal(&io->work);
+    pthread_cond_signal(&io->work); /* a sync may be due now */
 }
 
 /* ------------------------------------------------------------------------ taking a piece */
 /* Syncs last long and cannot be cut: they never hold the last thread, if there are several. */
-static io_job *most_urgent(rdx_io *io) {
+static int sync_is_due(const rdx_io *io) {
     uint32_t most_syncs = io->threads > 1 ? io->threads - 1 : 1;
+    return io->written > 0 && io->running_syncs < most_syncs &&
+           (io->written >= io->unwritten || io->written >= MOST_UNSYNCED);
+}
+
+static io_job *most_urgent(rdx_io *io) {
     for (int cls = 0; cls < RDX_CLASS_STORE; cls++)
         if (io->queues[cls].head != NULL)
             return io->queues[cls].head;
-    if (io->syncing.head != NULL && io->running_syncs < most_syncs)
-        return io->syncing.head;
+    if (sync_is_due(io)) {
+        io_job *job = io->syncing.head;
+        while (job->waiting == 0)
+            job = job->next;
+        return job;
+    }
     return io->queues[RDX_CLASS_STORE].head;
 }
 
@@ -248,7 +272,7 @@ static void take_neighbours(rdx_io *io, io_job *job, io_piece *piece) {
     uint64_t bytes = piece->end;
     if (piece->injected != RDX_OK || piece->begin != 0 || job->next_byte != 0)
         return;
-    while (job->next_part < job->parts && piece->parts < PARTS_MAX) {
+    while (job->next_part < job->parts && piece->parts < RDX_FILE_PARTS_MAX) {
         const rdx_op *next = &job->ops[job->next_part];
         bytes += next->bytes;
         if (bytes > RDX_PIECE_BYTES || !follows(next - 1, next) || io->fail_countdown == 1 ||
@@ -261,24 +285,38 @@ static void take_neighbours(rdx_io *io, io_job *job, io_piece *piece) {
     }
 }
 
+/* A sync for the first file that the job waits for, and for all jobs that wait for the same. */
+static void take_sync(rdx_io *io, const io_job *first, io_piece *piece) {
+    uint32_t at = 0;
+    while (first->synced_by[at] != NULL)
+        at++;
+    piece->sync_fd = first->fds[at];
+    io->running_syncs++;
+    for (io_job *job = io->syncing.head; job != NULL; job = job->next) {
+        for (uint32_t i = 0; i < job->syncs; i++) {
+            if (job->fds[i] != piece->sync_fd || job->synced_by[i] != NULL)
+                continue;
+            job->synced_by[i] = piece;
+            job->running++;
+            if (--job->waiting == 0)
+                io->written -= job->unsynced;
+        }
+    }
+}
+
 /* Called with the lock. 0: there was nothing left to begin after all. */
 static int take(rdx_io *io, io_job *job, io_piece *piece) {
     *piece = (io_piece){.job = job, .parts = 1, .sync_fd = -1, .injected = RDX_OK};
     int taken = 1;
     if (job->list == &io->syncing) {
-        piece->sync_fd = job->fds[job->next_sync++];
-        if (job->next_sync == job->syncs)
-            list_remove(job);
-        io->running_syncs++;
+        take_sync(io, job, piece);
+    } else if (job->ops == NULL) {
+        uint64_t left = job->parts * job->copy.block_bytes - job->next_byte;
+        piece->begin = job->next_byte;
+        job->next_byte += left < RDX_PIECE_BYTES ? left : RDX_PIECE_BYTES;
+        piece->end = job->next_byte;
     } else {
-        if (job->ops == NULL) {
-            uint64_t left = job->parts * job->copy.block_bytes - job->next_byte;
-            piece->begin = job->next_byte;
-            job->next_byte += left < RDX_PIECE_BYTES ? left : RDX_PIECE_BYTES;
-            piece->end = job->next_byte;
-        } else {
-            taken = take_part_piece(job, piece);
-        }
+        taken = take_part_piece(job, piece);
     }
     if (taken) {
         if (job->ops != NULL)
@@ -288,7 +326,9 @@ static int take(rdx_io *io, io_job *job, io_piece *piece) {
         if (job->ops != NULL && piece->sync_fd < 0)
             take_neighbours(io, job, piece);
     }
-    if (piece->sync_fd < 0 && !has_more_pieces(job))
+    if (piece->sync_fd >= 0)
+        return 1;
+    if (!has_more_pieces(job))
         list_remove(job);
     if (!taken) {
         settle(io, job);
@@ -301,112 +341,19 @@ static int take(rdx_io *io, io_job *job, io_piece *piece) {
 }
 
 /* ------------------------------------------------------------------------ running a piece */
-static int status_of_errno(int error) {
-    switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-        return RDX_ENOSPC;
-    case EROFS:
-    case EPERM: /* an immutable file, a sealed memfd */
-        return RDX_EROFS;
-    case EINVAL: /* O_DIRECT, and an address, offset or length that is not aligned */
-        return RDX_EARG;
-    default:
-        return RDX_EIO;
-    }
-}
-
-static int read_piece(const rdx_op *op, const io_piece *piece, uint64_t *moved) {
-    uint64_t at = piece->begin;
-    /* Only the payload must be there: the padding of the last block of a file need not be. */
-    uint64_t needed = op->payload_bytes ? op->payload_bytes : op->bytes;
-    while (at < piece->end) {
-        ssize_t got = pread(op->fd, (char *)(uintptr_t)op->memory + at, piece->end - at,
-                            (off_t)(op->offset + at));
-        if (got < 0 && errno == EINTR)
-            continue;
-        /* After the end of a file an O_DIRECT read goes on from an unaligned place. */
-        if (got < 0 && errno == EINVAL && (op->offset + at) % 512 != 0 && at > piece->begin)
-            got = 0;
-        if (got < 0)
-            return status_of_errno(errno);
-        if (got == 0)
-            return at < needed ? RDX_ESHORT : RDX_OK;
-        at += (uint64_t)got;
-        *moved += (uint64_t)got;
-    }
-    return RDX_OK;
-}
-
-static int write_piece(const rdx_op *op, const io_piece *piece, uint64_t *moved) {
-    uint64_t at = piece->begin;
-    while (at < piece->end) {
-        ssize_t put = pwrite(op->fd, (const char *)(uintptr_t)op->memory + at, piece->end - at,
-                             (off_t)(op->offset + at));
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return put < 0 ? status_of_errno(errno) : RDX_EIO;
-        at += (uint64_t)put;
-        *moved += (uint64_t)put;
-    }
-    return RDX_OK;
-}
-
-/* Moves the parts of a piece in one call; 0 where that did not move all of them. */
-static int move_together(const io_piece *piece, uint64_t *moved) {
-    const rdx_op *ops = &piece->job->ops[piece->part];
-    struct iovec runs[PARTS_MAX];
-    uint64_t bytes = 0;
-    ssize_t done;
-    for (uint32_t i = 0; i < piece->parts; i++) {
-        runs[i] = (struct iovec){(void *)(uintptr_t)ops[i].memory, (size_t)ops[i].bytes};
-        bytes += ops[i].bytes;
-    }
-    do {
-        done = ops->kind == RDX_OP_READ
-                   ? preadv(ops->fd, runs, (int)piece->parts, (off_t)ops->offset)
-                   : pwritev(ops->fd, runs, (int)piece->parts, (off_t)ops->offset);
-    } while (done < 0 && errno == EINTR);
-    if (done < 0 || (uint64_t)done != bytes)
-        return 0;
-    *moved += bytes;
-    return 1;
-}
-
-/* The status of each part of a piece. */
-static void run_parts(const io_piece *piece, int *statuses, uint64_t *moved) {
-    if (piece->parts > 1 && move_together(piece, moved)) {
-        memset(statuses, 0, piece->parts * sizeof *statuses);
-        return;
-    }
-    for (uint32_t i = 0; i < piece->parts; i++) {
-        const rdx_op *op = &piece->job->ops[piece->part + i];
-        io_piece alone = *piece;
-        if (piece->parts > 1)
-            alone.end = op->bytes;
-        statuses[i] = op->kind == RDX_OP_READ ? read_piece(op, &alone, moved)
-                                              : write_piece(op, &alone, moved);
-    }
-}
-
 static void run(const io_piece *piece, int *statuses, uint64_t *moved) {
     io_job *job = piece->job;
     if (piece->injected != RDX_OK) {
         statuses[0] = piece->injected;
     } else if (piece->sync_fd >= 0) {
-        int result;
-        do
-            result = fdatasync(piece->sync_fd);
-        while (result != 0 && errno == EINTR);
-        statuses[0] = result == 0 ? RDX_OK : status_of_errno(errno);
+        statuses[0] = rdx_file_sync(piece->sync_fd);
     } else if (job->ops == NULL) {
         rdx_copy_range(&job->copy, piece->begin, piece->end);
         *moved = piece->end - piece->begin;
         statuses[0] = RDX_OK;
     } else {
-        run_parts(piece, statuses, moved);
+        rdx_file_move(&job->ops[piece->part], piece->parts, piece->begin, piece->end, statuses,
+                      moved);
     }
 }
 
@@ -422,7 +369,7 @@ static int check_part(rdx_op *op) {
 }
 
 /* Settles the parts of a synced file: until now they were written, but not final. */
-static void finish_sync(io_job *job, int fd, int status) {
+static void settle_parts(io_job *job, int fd, int status) {
     for (uint32_t part = 0; part < job->parts; part++) {
         rdx_op *op = &job->ops[part];
         if (op->kind == RDX_OP_WRITE && op->fd == fd && op->status == RDX_ECANCELED &&
@@ -431,12 +378,38 @@ static void finish_sync(io_job *job, int fd, int status) {
     }
 }
 
+static void drop_sync(io_job *job, uint32_t i) {
+    job->syncs--;
+    job->fds[i] = job->fds[job->syncs];
+    job->synced_by[i] = job->synced_by[job->syncs];
+}
+
+/* Called with the lock: the file of the piece is synced, for each job that the sync was for. */
+static void finish_sync(rdx_io *io, const io_piece *piece, int status) {
+    io->running_syncs--;
+    for (io_job *job = io->syncing.head, *next; job != NULL; job = next) {
+        next = job->next;
+        for (uint32_t i = job->syncs; i-- > 0;) {
+            if (job->synced_by[i] != piece)
+                continue;
+            settle_parts(job, piece->sync_fd, status);
+            drop_sync(job, i);
+            job->running--;
+        }
+        if (job->syncs == 0) {
+            list_remove(job);
+            settle(io, job);
+        }
+    }
+    pthread_cond_signal(&io->work); /* of those that waited for a thread to sync with, one may */
+}
+
 /* Called with the lock, which it gives up for checksums; `running` still counts the piece, so
  * neither a sync nor the completion comes before it. */
 static void finish_parts(rdx_io *io, const io_piece *piece, int *statuses) {
     io_job *job = piece->job;
     rdx_op *ops = &job->ops[piece->part];
-    int is_whole[PARTS_MAX];
+    int is_whole[RDX_FILE_PARTS_MAX];
     int any_whole = 0;
     for (uint32_t i = 0; i < piece->parts; i++) {
         is_whole[i] = statuses[i] == RDX_OK && --job->pieces[piece->part + i] == 0;
@@ -461,13 +434,13 @@ static void finish_parts(rdx_io *io, const io_piece *piece, int *statuses) {
 /* Called with the lock. */
 static void finish(rdx_io *io, const io_piece *piece, int *statuses, uint64_t moved) {
     io_job *job = piece->job;
-    job->completion.bytes += moved;
     if (piece->sync_fd >= 0) {
-        io->running_syncs--;
-        finish_sync(job, piece->sync_fd, statuses[0]);
-    } else if (job->ops != NULL) {
-        finish_parts(io, piece, statuses);
+        finish_sync(io, piece, statuses[0]);
+        return;
     }
+    job->completion.bytes += moved;
+    if (job->ops != NULL)
+        finish_parts(io, piece, statuses);
     job->running--;
     settle(io, job);
 }
@@ -475,7 +448,7 @@ static void finish(rdx_io *io, const io_piece *piece, int *statuses, uint64_t mo
 static void *thread_main(void *argument) {
     rdx_io *io = argument;
     io_piece piece;
-    int statuses[PARTS_MAX];
+    int statuses[RDX_FILE_PARTS_MAX];
     pthread_mutex_lock(&io->lock);
     while (!io->stopping) {
         io_job *job = io->allowed > 0 ? most_urgent(io) : NULL;
@@ -593,6 +566,7 @@ static int enqueue(rdx_io *io, io_job *job) {
     } else {
         *link = job;
         io->active[job->cls]++;
+        io->unwritten += job->unsynced;
         atomic_fetch_add_explicit(&io->pending, 1, memory_order_relaxed);
         for (uint32_t part = 0; job->ops != NULL && part < job->parts; part++)
             job->ops[part].status = RDX_ECANCELED;
@@ -618,7 +592,7 @@ int rdx_io_submit(rdx_io *io, uint64_t id, uint32_t cls, uint32_t flags, rdx_op 
     for (uint32_t part = 0; part < n; part++)
         if (!op_is_valid(&ops[part]))
             return RDX_EARG;
-    size_t a_part = sizeof(uint32_t) + sizeof(int32_t);
+    size_t a_part = sizeof(io_piece *) + sizeof(uint32_t) + sizeof(int32_t);
     io_job *job = rdx_calloc(1, sizeof *job + n * a_part);
     if (job == NULL)
         return RDX_ENOMEM;
@@ -626,12 +600,15 @@ int rdx_io_submit(rdx_io *io, uint64_t id, uint32_t cls, uint32_t flags, rdx_op 
     job->cls = cls;
     job->ops = ops;
     job->parts = n;
-    job->pieces = (uint32_t *)(job + 1);
+    job->synced_by = (const io_piece **)(job + 1);
+    job->pieces = (uint32_t *)(job->synced_by + n);
     job->fds = (int32_t *)(job->pieces + n);
     for (uint32_t part = 0; part < n; part++) {
         job->pieces[part] = (uint32_t)((ops[part].bytes - 1) / RDX_PIECE_BYTES + 1);
-        if (flags & RDX_JOB_SYNC && ops[part].kind == RDX_OP_WRITE)
+        if (flags & RDX_JOB_SYNC && ops[part].kind == RDX_OP_WRITE) {
             collect_sync(job, ops[part].fd);
+            job->unsynced += ops[part].bytes;
+        }
     }
     return enqueue(io, job);
 }
@@ -668,15 +645,29 @@ int rdx_io_submit_copy(rdx_io *io, uint64_t id, uint32_t cls, const rdx_plane *d
     return enqueue(io, job);
 }
 
+/* Of a job that is written: syncs that run are waited for, the others are left out. */
+static void cancel_syncs(rdx_io *io, io_job *job) {
+    if (job->waiting > 0)
+        io->written -= job->unsynced;
+    job->waiting = 0;
+    for (uint32_t i = job->syncs; i-- > 0;)
+        if (job->synced_by[i] == NULL)
+            drop_sync(job, i);
+    if (job->syncs == 0) {
+        list_remove(job);
+        settle(io, job);
+    }
+}
+
 int rdx_io_cancel(rdx_io *io, uint64_t id) {
     if (is_foreign(io))
         return RDX_ECLOSED;
     pthread_mutex_lock(&io->lock);
     io_job *job = *table_find(io, id);
     /* In no list: its last piece runs. In the ready list: it is over. */
-    if (job != NULL && job->list != NULL && job->list != &io->ready) {
-        if (job->list == &io->syncing)
-            job->syncs = job->next_sync;
+    if (job != NULL && job->list == &io->syncing) {
+        cancel_syncs(io, job);
+    } else if (job != NULL && job->list != NULL && job->list != &io->ready) {
         list_remove(job);
         settle(io, job);
     }

@@ -258,6 +258,96 @@ static void test_injected_failure_at_every_step(void) {
     close(second);
 }
 
+static void submit_stores(rdx_io *io, rdx_op *ops, uint32_t first, uint32_t n) {
+    for (uint32_t i = first; i < first + n; i++) {
+        ops[i] = an_op(RDX_OP_WRITE, i * 4096, memory, 4096);
+        EXPECT_EQ(rdx_io_submit(io, i, RDX_CLASS_STORE, RDX_JOB_SYNC, &ops[i], 1), RDX_OK);
+    }
+}
+
+static void test_one_sync_serves_all_that_wait_for_it(void) {
+    rdx_op ops[4];
+    for (int is_failing = 0; is_failing < 2; is_failing++) {
+        rdx_io *io = new_io(1, 8);
+        rdx_io_allow(io, 0);
+        submit_stores(io, ops, 0, 4);
+        if (is_failing)
+            rdx_io_fail_at(io, 3, RDX_EIO, 0);
+        rdx_io_allow(io, 3); /* two writes and their sync */
+        for (uint32_t i = 0; i < 2; i++)
+            expect_completion(io, i, is_failing ? RDX_EIO : RDX_OK, is_failing ? 0 : 1);
+        EXPECT_EQ(rdx_io_pending(io), 2);
+        rdx_io_allow(io, 2); /* the third has as much behind it as the fourth will be */
+        expect_completion(io, 2, RDX_OK, 1);
+        rdx_io_allow(io, 2);
+        expect_completion(io, 3, RDX_OK, 1);
+        rdx_io_free(io);
+    }
+    rdx_io *io = new_io(3, 64);
+    rdx_op many[64];
+    submit_stores(io, many, 0, 64);
+    for (uint32_t i = 0; i < 64; i++)
+        EXPECT_EQ(next_completion(io).status, RDX_OK);
+    rdx_io_free(io);
+}
+
+static void test_a_job_cancelled_before_its_sync_lets_the_others_go_on(void) {
+    rdx_io *io = new_io(1, 8);
+    rdx_op ops[3];
+    int second = openat(AT_FDCWD, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    EXPECT(second >= 0);
+    rdx_completion completion;
+    EXPECT_EQ(ftruncate(file, 0), 0);
+    rdx_io_allow(io, 0);
+    submit_stores(io, ops, 0, 3);
+    rdx_io_allow(io, 1);
+    while (pread(file, returned, 1, 0) != 1)
+        usleep(200);
+    while (rdx_io_poll(io, &completion, 1) == 0) /* its piece may be about to end */
+        EXPECT_EQ(rdx_io_cancel(io, 0), RDX_OK);
+    EXPECT_EQ(completion.status, RDX_ECANCELED);
+    EXPECT_EQ(completion.job, 0);
+    rdx_io_allow(io, 2); /* the second has as much behind it as the third will be */
+    expect_completion(io, 1, RDX_OK, 1);
+    EXPECT_EQ(rdx_io_cancel(io, 2), RDX_OK);
+    expect_completion(io, 2, RDX_ECANCELED, 0);
+    rdx_io_free(io);
+    /* One of two files, and two: the second is synced once, for both. */
+    io = new_io(1, 8);
+    rdx_op both[2] = {an_op(RDX_OP_WRITE, 0, memory, 4096), an_op(RDX_OP_WRITE, 0, memory, 4096)};
+    rdx_op longer = an_op(RDX_OP_WRITE, 4096, memory, 16384);
+    both[1].fd = longer.fd = second;
+    rdx_io_allow(io, 0);
+    EXPECT_EQ(rdx_io_submit(io, 7, RDX_CLASS_STORE, RDX_JOB_SYNC, both, 2), RDX_OK);
+    EXPECT_EQ(rdx_io_submit(io, 8, RDX_CLASS_STORE, RDX_JOB_SYNC, &longer, 1), RDX_OK);
+    rdx_io_allow(io, 5);
+    completion = next_completion(io);
+    rdx_completion other = next_completion(io);
+    EXPECT_EQ(completion.job + other.job, 15);
+    EXPECT(completion.status == RDX_OK && other.status == RDX_OK);
+    rdx_io_free(io);
+    close(second);
+}
+
+static void test_what_is_written_waits_for_so_many_bytes_only(void) {
+    rdx_io *io = new_io(1, 8);
+    rdx_op first[2], second[5];
+    for (uint32_t i = 0; i < 5; i++) {
+        second[i] = an_op(RDX_OP_WRITE, (i + 2) * 16 * MIB, memory, 16 * MIB);
+        if (i < 2)
+            first[i] = an_op(RDX_OP_WRITE, i * 16 * MIB, memory, 16 * MIB);
+    }
+    rdx_io_allow(io, 0);
+    EXPECT_EQ(rdx_io_submit(io, 1, RDX_CLASS_STORE, RDX_JOB_SYNC, first, 2), RDX_OK);
+    EXPECT_EQ(rdx_io_submit(io, 2, RDX_CLASS_STORE, RDX_JOB_SYNC, second, 5), RDX_OK);
+    rdx_io_allow(io, 32 * MIB / RDX_PIECE_BYTES + 1);
+    expect_completion(io, 1, RDX_OK, 2);
+    EXPECT_EQ(rdx_io_cancel(io, 2), RDX_OK);
+    expect_completion(io, 2, RDX_ECANCELED, 0);
+    rdx_io_free(io);
+    EXPECT_EQ(ftruncate(file, 0), 0);
+}
+
 static void test_errors_of_the_system(const char *directory) {
     rdx_io *io = new_io(1, 8);
     int all = file, full = open("/dev/full", O_RDWR | O_CLOEXEC);
@@ -454,6 +544,9 @@ int main(void) {
     test_queue_is_bounded_by_class();
     test_cancel_completes_once();
     test_injected_failure_at_every_step();
+    test_one_sync_serves_all_that_wait_for_it();
+    test_a_job_cancelled_before_its_sync_lets_the_others_go_on();
+    test_what_is_written_waits_for_so_many_bytes_only();
     test_errors_of_the_system(directory);
     test_direct_io(directory);
     test_copy_jobs();
