@@ -1,10 +1,11 @@
-"""Durable writes: the disk tier's slabs beside LMDB values, the tier's own LMDB payload and plain
-writes of the same bytes to the same file system.
+"""Durable writes: the disk tier's slabs beside LMDB values, the tier's own LMDB payload, fio, and
+plain writes of the same bytes to the same file system.
 
-Kept here: a batch counts once it is durable; all writers write the same memory and take turns; LMDB
+Kept here: a batch counts once it is durable; all writers write as many bytes and take turns; LMDB
 alone is let off syncing its meta page (metasync=False). Filling: each round begins with an empty
 directory, and with what the tier zeroes ahead when it is idle. Refilling: over space that was
-written before and was freed in one piece, which suits LMDB best.
+written before and was freed in one piece, which suits LMDB best. fio has the tier's threads and its
+pieces, syncs as often as a batch ends, and writes over a file that was laid out before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from bench import fio
 from bench.measure import (
     LIMIT,
     OURS,
@@ -34,6 +36,7 @@ from bench.measure import (
     no_collection,
     ratio,
 )
+from radix._native import lib
 from radix.groups import Group
 from radix.tier import Records, Transfer, TransferDone, Urgency
 from tiers.disk import DiskTier
@@ -44,11 +47,18 @@ PAGE_BYTES = 64
 MIB = 1 << 20
 LMDB = "lmdb"
 BASELINE = "LMDB values"
-QUEUED = "slabs, two batches under way"  # as the cache runs it: the next batch waits for no commit
+SINGLY = "slabs, one batch at a time"
+PAIRED = "slabs, two batches under way"
+QUEUED = "slabs, four batches under way"  # as the cache runs it: it waits for no commit
 PLAINLY = "plain direct writes"
-FILLING = ("slabs, one batch at a time", QUEUED, "LMDB payload", BASELINE, PLAINLY)
-REFILLING = (QUEUED, BASELINE, PLAINLY)
-SUBJECTS = {BASELINE: LMDB, PLAINLY: LIMIT}
+FIO = "fio, two threads"
+FILLING = (SINGLY, PAIRED, QUEUED, "LMDB payload", BASELINE, PLAINLY, FIO)
+REFILLING = (PAIRED, QUEUED, BASELINE, PLAINLY, FIO)
+IN_FLIGHT = {SINGLY: 1, PAIRED: 2, QUEUED: 4}
+SUBJECTS = {BASELINE: LMDB, PLAINLY: LIMIT, FIO: fio.SUBJECT}
+TARGETS = {BASELINE: 1.7, FIO: 0.8}
+THREADS = 2  # the tier's default
+PIECE_BYTES = int(lib.RDX_PIECE_BYTES)
 Rows = npt.NDArray[np.uint8]
 
 
@@ -219,16 +229,29 @@ def aligned_rows(count: int, block_bytes: int, seed: int) -> Iterator[Rows]:
 def _make(name: str, folder: Path, rows: Rows, batch: int) -> Writer:
     """The writer of a name, in a directory of its own."""
     match name:
-        case "slabs, one batch at a time":
-            return TierWriter(folder, rows, batch, 1)
-        case "slabs, two batches under way":
-            return TierWriter(folder, rows, batch, 2)
         case "LMDB payload":
             return TierWriter(folder, rows, batch, 1, payload=LMDB)
         case "LMDB values":
             return ValueWriter(folder, rows, batch)
-        case _:
+        case "plain direct writes":
             return PlainWriter(folder, rows, batch)
+        case _:
+            return TierWriter(folder, rows, batch, IN_FLIGHT[name])
+
+
+def fio_writes(data: Path, nbytes: int, batch_bytes: int) -> fio.Fio | None:
+    """fio as the tier writes; None where there is none."""
+    if not fio.is_there():
+        return None
+    piece = min(PIECE_BYTES, batch_bytes)
+    return fio.Fio(
+        data,
+        "write",
+        block_bytes=piece,
+        nbytes=nbytes,
+        jobs=THREADS,
+        sync_every=batch_bytes // piece,
+    )
 
 
 def run_writes(sizes: Sizes, place: Place) -> Outcome:
@@ -236,25 +259,32 @@ def run_writes(sizes: Sizes, place: Place) -> Outcome:
     rounds = Rounds()
     stored = 0
     pairs: list[tuple[str, str]] = []
+    peer = fio_writes(place.data, sizes["round_bytes"], sizes["batch_bytes"])
+    bounds = (BASELINE, PLAINLY) if peer is None else (BASELINE, PLAINLY, FIO)
     for kib in (sizes["small_kib"], sizes["middle_kib"], sizes["large_kib"]):
         with aligned_rows(sizes["round_bytes"] // (kib << 10), kib << 10, seed=kib) as rows:
             batch = sizes["batch_bytes"] // rows.shape[1]
-            stored += _fill(rounds, rows, batch, sizes, place.data)
-            stored += _refill(rounds, rows, batch, sizes, place.data)
-        for pattern_name, names in (("filling", FILLING[:2]), ("refilling", REFILLING[:1])):
+            stored += _fill(rounds, rows, batch, sizes, place.data, peer)
+            stored += _refill(rounds, rows, batch, sizes, place.data, peer)
+        for pattern_name in ("filling", "refilling"):
             head = f"{kib} KiB, {pattern_name}:"
-            pairs += [(f"{head} {name}", f"{head} {BASELINE}") for name in names]
-            pairs += [(f"{head} {QUEUED}", f"{head} {PLAINLY}")]
+            pairs.append((f"{head} {PAIRED}", f"{head} {BASELINE}"))
+            pairs += [(f"{head} {QUEUED}", f"{head} {bound}") for bound in bounds]
+    if peer is not None:
+        peer.close()
     found = rounds.rows()
     return Outcome(
         rows=found,
         facts={"stored_blocks": stored},
         ratios=[ratio(found, name, baseline) for name, baseline in pairs],
         targets=[
-            Target(f"{name} / {baseline}", "at least", 1.5)
+            Target(f"{name} / {baseline}", "at least", TARGETS[baseline.partition(": ")[2]])
             for name, baseline in pairs
-            if name.endswith(f" filling: {QUEUED}") and baseline.endswith(BASELINE)
+            if name.endswith(f" filling: {QUEUED}") and not baseline.endswith(PLAINLY)
         ],
+        missing={FIO: fio.WITHOUT} if peer is None else {},
+        versions={} if peer is None else {"fio": fio.version()},
+        commands={} if peer is None else {FIO: " ".join(peer.command)},
     )
 
 
@@ -267,12 +297,14 @@ def _timed(rounds: Rounds, name: str, writer: Writer, rows: Rows, *, keep: bool)
         rounds.add(name, subject, "MB/s", rows.nbytes / 1e6 / seconds)
 
 
-def _fill(rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path) -> int:
+def _fill(
+    rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path, peer: fio.Fio | None
+) -> int:
     """Each writer in turn, each time in a new directory; blocks that our tiers stored."""
     head, stored = f"{rows.shape[1] >> 10} KiB, filling:", 0
     with no_collection():
         for _ in range(sizes["rounds"]):
-            for name in FILLING:
+            for name in FILLING[:-1]:
                 folder = data / "filling"
                 writer = _make(name, folder, rows, batch)
                 if isinstance(writer, TierWriter):
@@ -281,20 +313,26 @@ def _fill(rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path) -> i
                 writer.close()
                 stored += writer.stored if isinstance(writer, TierWriter) else 0
                 shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+            if peer is not None:
+                rounds.add(f"{head} {FIO}", fio.SUBJECT, "MB/s", peer.run())
     return stored
 
 
-def _refill(rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path) -> int:
+def _refill(
+    rounds: Rounds, rows: Rows, batch: int, sizes: Sizes, data: Path, peer: fio.Fio | None
+) -> int:
     """Each writer in turn, over the space of its last time; blocks that our tiers stored."""
     head, stored = f"{rows.shape[1] >> 10} KiB, refilling:", 0
     folder = data / "refilling"
     folder.mkdir()
-    writers = {name: _make(name, folder / name, rows, batch) for name in REFILLING}
+    writers = {name: _make(name, folder / name, rows, batch) for name in REFILLING[:-1]}
     with no_collection():
         for number in range(sizes["rounds"] + 1):  # the first round gives out the space
             for name, writer in writers.items():
                 _timed(rounds, f"{head} {name}", writer, rows, keep=number > 0)
                 writer.clear()
+            if peer is not None and number:
+                rounds.add(f"{head} {FIO}", fio.SUBJECT, "MB/s", peer.run())
     for writer in writers.values():
         writer.close()
         stored += writer.stored if isinstance(writer, TierWriter) else 0

@@ -4,7 +4,19 @@ or a peer says so in its tags; a run goes through it only where it is told to.
 
 from __future__ import annotations
 
-from bench import contention, disk, endtoend, instructions, mixed, prefill, reopen, replay, tree
+from bench import (
+    churn,
+    contention,
+    disk,
+    endtoend,
+    instructions,
+    mixed,
+    prefill,
+    reads,
+    reopen,
+    replay,
+    tree,
+)
 from bench.measure import Benchmark
 from bench.peers import trees
 
@@ -15,7 +27,9 @@ _MODULES = (
     instructions,
     replay,
     disk,
+    reads,
     contention,
+    churn,
     reopen,
     endtoend,
     prefill,

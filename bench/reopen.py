@@ -2,12 +2,15 @@
 each of them can be hit.
 
 Kept here: the directory is filled through the tier itself, prompts as an engine would store them;
-the page cache is warm (it was just written); closing is not timed.
+the page cache is warm (it was just written); closing is not timed. The bytes of what is durable are
+punched out of the slab files as they fill, because nothing of them is read at opening and a million
+blocks of whole pages would take four gigabytes.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ from tiers.index import IndexTier
 PAGE_TOKENS = 16
 BLOCK_BYTES = 512
 BATCH_BLOCKS = 4096
+PUNCH_BATCHES = 32
 GROUP = Group.full("kv", BLOCK_BYTES)
 
 
@@ -99,8 +103,17 @@ def _fill(folder: Path, records: Records) -> None:
             if not all(done.good.all() for done in tier.poll()):
                 raise RuntimeError("a store failed")
             tier.commit(0, slots)
+            if (job + 1) % PUNCH_BATCHES == 0:
+                _punch(folder)
         tier.close()
         upper.close()
+
+
+def _punch(folder: Path) -> None:
+    """Gives the bytes of the slab files back; their lengths stay."""
+    for path in folder.glob("slab-*"):
+        nbytes = str(path.stat().st_size)
+        subprocess.run(["fallocate", "-p", "-l", nbytes, str(path)], check=True)
 
 
 def _scan(folder: Path) -> tuple[int, float]:
@@ -161,16 +174,16 @@ def run_reopen(sizes: Sizes, place: Place) -> Outcome:
         rows=found,
         facts={"restored_blocks": restored, "hit_pages": hit},
         ratios=[ratio(found, "open the cache", "py-lmdb reads each record")],
-        targets=[Target("open the cache", "at most", 0.4)],
+        targets=[Target("open the cache", "at most", 1.5)],
     )
 
 
 BENCHMARKS = (
     Benchmark(
         "reopen",
-        "Opening a cache over 200,000 blocks on disk, page cache warm",
+        "Opening a cache over a million blocks on disk, page cache warm",
         run_reopen,
         smoke={"blocks": 2000, "tokens": 1024, "group": 8, "rounds": 1},
-        full={"blocks": 200_000, "tokens": 4096, "group": 8, "rounds": 7},
+        full={"blocks": 1_000_000, "tokens": 4096, "group": 8, "rounds": 7},
     ),
 )
