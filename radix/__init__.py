@@ -30,7 +30,7 @@ from radix.errors import (
     TimedOutError,
     UnsupportedError,
 )
-from radix.events import KeysDone, RequestState, SpanEvent
+from radix.events import KeysDone, LoadDecided, PersistDecided, RequestState, SpanEvent
 from radix.groups import Cost, Group, Retention
 from radix.inserting import Inserted
 from radix.keys import Namespace
@@ -38,9 +38,11 @@ from radix.keysets import Fetch, FetchState, FlatLease, Reservation, hash_keys
 from radix.layout import Layout, Part
 from radix.lease import Lease
 from radix.ownership import Ownership
-from radix.plan import Cursor, Demand, Explanation, Need
+from radix.plan import Cursor, Demand, Explanation, LoadDecision, Need, PersistDecision
 from radix.policy.checkpoint import Checkpoints
+from radix.policy.cost import Compute, Economy
 from radix.policy.limits import Breaker, Limits, Patience
+from radix.policy.rates import Rate
 from radix.prefetching import Prefetch, PrefetchState
 from radix.ranks import Orders, Ranks, RankWorker
 from radix.replicas import verify_replicas
@@ -62,11 +64,13 @@ __all__ = [
     "CapacityError",
     "Checkpoints",
     "ClosedError",
+    "Compute",
     "Content",
     "CorruptBlockError",
     "Cost",
     "Cursor",
     "Demand",
+    "Economy",
     "Explanation",
     "Fetch",
     "FetchState",
@@ -82,6 +86,8 @@ __all__ = [
     "Lease",
     "LeaseError",
     "Limits",
+    "LoadDecided",
+    "LoadDecision",
     "Namespace",
     "Need",
     "NeverFitsError",
@@ -90,11 +96,14 @@ __all__ = [
     "Parallelism",
     "Part",
     "Patience",
+    "PersistDecided",
+    "PersistDecision",
     "Prefetch",
     "PrefetchState",
     "PrefixCache",
     "RankWorker",
     "Ranks",
+    "Rate",
     "Request",
     "RequestError",
     "RequestState",

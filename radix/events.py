@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from radix.plan import LoadDecision, PersistDecision
 from radix.tier import Keys
 
 
@@ -111,6 +112,31 @@ class SpanEvent:
     args: Mapping[str, int | float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadDecided:
+    """How much of its hit a request loads, and the numbers that decided it (``Economy``)."""
+
+    request: int
+    decision: LoadDecision
+
+
+@dataclass(frozen=True, slots=True)
+class PersistDecided:
+    """Whether a tier is written from now on, and the numbers that decided it (``Economy``); told
+    when that is decided first, and when it changes.
+    """
+
+    decision: PersistDecision
+
+
 Event = (
-    RequestEvent | TransferEvent | BlocksStored | BlocksRemoved | KeysDone | TierEvent | SpanEvent
+    RequestEvent
+    | TransferEvent
+    | BlocksStored
+    | BlocksRemoved
+    | KeysDone
+    | TierEvent
+    | SpanEvent
+    | LoadDecided
+    | PersistDecided
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from radix._native import Match, lib
 from radix.content import Prompt
-from radix.plan import Cursor, Explanation, Need
+from radix.plan import Cursor, Explanation, Need, Pages
 from radix.residency import Residency
 from radix.tier import TierMode
 from radix.tree import NO_SLOT
@@ -84,13 +84,7 @@ def explain(
     lowest = np.zeros(hit, np.int64)
     needs: list[Need] = []
     for group, rule in enumerate(residency.rules):
-        ends = np.arange(rule.block_pages - 1, hit, rule.block_pages, dtype=np.int64)
-        ends = ends[ends >= rule.first_page(hit)] if rule.lookup else ends[:0]
-        source = np.full(len(ends), -1, np.int64)
-        for number, tier in reversed(list(enumerate(residency.tiers))):
-            if tier.mode is not TierMode.OFF and len(ends):
-                have = residency.blocks(at, group, number, 0, hit)[ends] != NO_SLOT
-                source[have] = number
+        ends, source = sources(residency, at, group, hit)
         for back in range(1 if rule.per_position else rule.block_pages):
             np.maximum.at(lowest, ends - back, source)
         for number in range(1, len(residency.tiers)):
@@ -109,19 +103,37 @@ def explain(
             if (count := int((lowest == number).sum()))
         },
         reason=miss_reason(residency, match, prompt),
-        upto=_upto(residency, at, match, page_tokens, step),
+        upto={
+            tier.name: pages * page_tokens
+            for tier, pages in zip(
+                residency.tiers, hits_down_to(residency, at, match.limit_pages, step), strict=True
+            )
+        },
         branch_tokens=known * page_tokens if known > hit else 0,
         needs=tuple(needs),
     )
 
 
-def _upto(
-    residency: Residency, at: Cursor, match: Match, page_tokens: int, step: int
-) -> dict[str, int]:
-    """Tokens that hit if only the tiers down to each one are read."""
-    found: dict[str, int] = {}
-    for number, tier in enumerate(residency.tiers):
+def sources(residency: Residency, at: Cursor, group: int, hit: int) -> tuple[Pages, Pages]:
+    """The blocks that a hit of so many pages needs of a group, by the page with which each ends,
+    and the uppermost readable tier of each (-1: none). Cost: the hit.
+    """
+    rule = residency.rules[group]
+    ends = np.arange(rule.block_pages - 1, hit, rule.block_pages, dtype=np.int64)
+    ends = ends[ends >= rule.first_page(hit)] if rule.lookup else ends[:0]
+    source = np.full(len(ends), -1, np.int64)
+    for number, tier in reversed(list(enumerate(residency.tiers))):
+        if tier.mode is not TierMode.OFF and len(ends):
+            have = residency.blocks(at, group, number, 0, hit)[ends] != NO_SLOT
+            source[have] = number
+    return ends, source
+
+
+def hits_down_to(residency: Residency, at: Cursor, limit_pages: int, step: int) -> list[int]:
+    """By tier the pages that hit, multiples of ``step``, if only those down to it are read."""
+    found: list[int] = []
+    for number in range(len(residency.tiers)):
         readable = residency.readable() & ((2 << number) - 1)
-        pages, _ = residency.tree.joint(at, match.limit_pages, readable)
-        found[tier.name] = stepped(residency, at, pages, step, readable) * page_tokens
+        pages, _ = residency.tree.joint(at, limit_pages, readable)
+        found.append(stepped(residency, at, pages, step, readable))
     return found

@@ -97,3 +97,41 @@ class Explanation:
             f"{self.hit_tokens} of {self.prompt_tokens} tokens hit ({served or 'no tier'}); "
             f"known {self.structural_tokens}; the rest: {self.reason}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDecision:
+    """How much of a hit is loaded, with the numbers that decided it.
+
+    ``tokens`` of ``hit_tokens`` are used; ``load_s`` and ``compute_s``: what that is expected to
+    take, for a prompt of ``prompt_tokens``; ``recompute_s``: the same where nothing is loaded.
+    """
+
+    tokens: int
+    hit_tokens: int
+    prompt_tokens: int
+    load_s: float
+    compute_s: float
+    recompute_s: float
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that the loads are expected to save; 0 where nothing is loaded."""
+        return self.recompute_s - self.load_s - self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class PersistDecision:
+    """Whether state is worth a place in a tier, with the numbers that decided it: reading
+    ``nbytes`` back takes ``load_s``, computing them again ``compute_s``.
+    """
+
+    tier: str
+    nbytes: int
+    load_s: float
+    compute_s: float
+
+    @property
+    def keep(self) -> bool:
+        """Whether reading is faster."""
+        return self.load_s < self.compute_s

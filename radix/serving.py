@@ -15,6 +15,7 @@ from radix.epochs import Epochs
 from radix.errors import RequestError
 from radix.facade import Facade
 from radix.groups import Group
+from radix.judging import Judge
 from radix.keys import Namespace
 from radix.lifecycle import Terms, Work
 from radix.misses import miss_reason
@@ -44,6 +45,7 @@ class Serving(Facade, ABC):
     _prompts: Prompts
     _shared: AdoptedSlots | None
     _epochs: Epochs
+    _judge: Judge | None = None
 
     def reset(self, tiers: Sequence[str] | None = None) -> None:
         """A new epoch in the tiers named, in all of them for None: nothing that they hold, or that
@@ -111,6 +113,9 @@ class Serving(Facade, ABC):
     ) -> Work:
         """Admits a prompt. ``rows``: the engine's slots, by group; given back where it fails."""
         match = self._prompts.match(asked, leave)
+        found, decision = match, None
+        if self._judge is not None:
+            found, decision = self._judge.limited(asked, match, device_pages)
         reason = ""
         if match.limit_pages > max(match.hit_pages, device_pages):
             # before anything is evicted for this request, which could be what it looks at
@@ -118,13 +123,16 @@ class Serving(Facade, ABC):
         if self._shared is not None and rows is not None:
             self._shared.offer_all(rows)
         try:
-            work = self.requests.admit(asked, match, rows, device_pages, terms, earlier)
+            work = self.requests.admit(asked, found, rows, device_pages, terms, earlier)
         except BaseException:
             if self._shared is not None and rows is not None:
                 self._shared.withdraw_all(rows)
             raise
         if earlier is None:
-            self._prompts.count(asked, match, work.admitted_pages, reason)
+            left = match.hit_pages - found.hit_pages  # has a reason of its own
+            self._prompts.count(asked, match, work.admitted_pages + left, reason)
+        if decision is not None and self._judge is not None:
+            self._judge.decided(work.number, decision, resumed=earlier is not None)
         return work
 
     def _resume(

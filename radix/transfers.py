@@ -54,6 +54,7 @@ class Transfers(Jobs[Move]):
         # where only what is asked for again goes down
         self.reuse = Reuse() if write == WRITE_AFTER and self.tree.key_bytes else None
         self._namespaces = namespaces
+        self.worth: Callable[[int], bool] | None = None  # whether a tier is written at all
         self.later: Later | None = None  # where blocks do not go down as soon as they are new
         # (tier, group, slot) of dropped blocks that these still read: jobs by number, requests by
         # the negative of their hop, 0: leases of the owner's
@@ -97,6 +98,8 @@ class Transfers(Jobs[Move]):
         """
         target = source + 1
         if target > self.deepest or count <= 0:
+            return []
+        if self.worth is not None and not self.worth(target):
             return []
         if self.later is not None and source >= 0 and not at_once:
             self.later(at, first, count, source, groups)

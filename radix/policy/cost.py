@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from radix.groups import Cost, Group
+from radix.plan import LoadDecision, PersistDecision
 from radix.policy.rates import Rate
 
 
@@ -75,6 +76,31 @@ class Compute:
         return token_bytes * self.flops_per_s / (self.cost.linear + self.cost.quadratic * context)
 
 
+@dataclass(frozen=True, slots=True)
+class Economy:
+    """What an engine says for a cache to decide by: ``flops_per_s`` that it really reaches,
+    ``rates``: by the name of each tier below the device how fast it is read, until loads have shown
+    it. ``context_tokens``: a tier is written while a prefix so long is read back faster than it is
+    computed. The groups say what a token costs (``Group.cost``).
+    """
+
+    flops_per_s: float
+    rates: Mapping[str, Rate]
+    context_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` or ``TypeError`` by name."""
+        check_positive("flops_per_s", self.flops_per_s)
+        for name, rate in self.rates.items():
+            if not isinstance(rate, Rate):
+                raise TypeError(f"rates[{name!r}] must be a Rate, not {type(rate).__name__}")
+        if isinstance(self.context_tokens, bool) or not isinstance(self.context_tokens, int):
+            kind = type(self.context_tokens).__name__
+            raise TypeError(f"context_tokens must be an int, not {kind}")
+        if self.context_tokens < 1:
+            raise ValueError(f"context_tokens must be at least 1, not {self.context_tokens}")
+
+
 class Hop(NamedTuple):
     """What one tier has to read for a hit: ``nbytes``, behind ``queued`` bytes that wait there."""
 
@@ -90,27 +116,6 @@ class Candidate(NamedTuple):
 
     tokens: int
     hops: tuple[Hop, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadDecision:
-    """How much of a hit is loaded, with the numbers that decided it.
-
-    ``tokens`` of ``hit_tokens`` are used; ``load_s`` and ``compute_s``: what that is expected to
-    take, for a prompt of ``prompt_tokens``; ``recompute_s``: the same where nothing is loaded.
-    """
-
-    tokens: int
-    hit_tokens: int
-    prompt_tokens: int
-    load_s: float
-    compute_s: float
-    recompute_s: float
-
-    @property
-    def saved_s(self) -> float:
-        """Seconds that the loads are expected to save; 0 where nothing is loaded."""
-        return self.recompute_s - self.load_s - self.compute_s
 
 
 def load_seconds(hops: Sequence[Hop], rates: Mapping[str, Rate]) -> float:
@@ -156,23 +161,6 @@ def decide_load(
         compute_s=compute.seconds(tokens, prompt_tokens),
         recompute_s=recompute_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PersistDecision:
-    """Whether state is worth a place in a tier, with the numbers that decided it: reading
-    ``nbytes`` back takes ``load_s``, computing them again ``compute_s``.
-    """
-
-    tier: str
-    nbytes: int
-    load_s: float
-    compute_s: float
-
-    @property
-    def keep(self) -> bool:
-        """Whether reading is faster."""
-        return self.load_s < self.compute_s
 
 
 def decide_persist(

@@ -5,10 +5,8 @@ What differs between ranks has to be agreed on before it is told (I33).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-_REFERENCE_BYTES = 8 << 20  # of the observation that stands for what was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,55 +31,64 @@ class Rate:
 class Estimate:
     """The rate of one tier. Tell: ``observe``. Ask: ``rate``.
 
-    ``given``: what to believe before anything was seen; it fades like an observation. ``fade``: the
-    weight that an observation keeps when another one comes; 0.98 remembers about fifty.
+    ``given``: what to believe before anything was seen; it counts as an observation of nothing, and
+    one of twice the usual size, that fade like the others. ``fade``: the weight that an observation
+    keeps when another one comes; 0.98 remembers about fifty.
     """
 
     def __init__(self, given: Rate, fade: float = 0.98) -> None:
         if not 0 < fade <= 1:
             raise ValueError(f"fade must lie in (0, 1], not {fade}")
-        self._fade = fade
-        self._weight = self._x = self._t = self._xx = self._xt = 0.0
+        self._given, self._fade = given, fade
+        self._belief = 1.0  # the weight of what was given
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # weights, bytes, seconds, bytes^2, bytes * seconds
         self.observations = 0
-        for nbytes in (0, _REFERENCE_BYTES):
-            self._add(float(nbytes), given.seconds(nbytes))
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """A load of ``nbytes``, what waited before it in the tier included, took ``seconds``.
+        """A load of ``nbytes`` took ``seconds``.
 
         What is no measurement (nothing moved, or a clock that stood still) is not one. Cost: O(1).
         """
         if nbytes > 0 and 0 < seconds < float("inf"):
-            self._fade_all()
-            self._add(float(nbytes), seconds)
+            self._belief *= self._fade
+            self._sums = _added([each * self._fade for each in self._sums], 1, nbytes, seconds)
             self.observations += 1
-
-    def _fade_all(self) -> None:
-        self._weight *= self._fade
-        self._x *= self._fade
-        self._t *= self._fade
-        self._xx *= self._fade
-        self._xt *= self._fade
-
-    def _add(self, nbytes: float, seconds: float) -> None:
-        self._weight += 1
-        self._x += nbytes
-        self._t += seconds
-        self._xx += nbytes * nbytes
-        self._xt += nbytes * seconds
 
     @property
     def rate(self) -> Rate:
         """What is believed now: always a latency of at least 0 and a bandwidth above it. Where all
         observations are of one size, or contradict such a line, all time counts as bandwidth.
         """
-        spread = self._weight * self._xx - self._x * self._x
-        if spread > 1e-9 * self._weight * self._xx:
-            slope = (self._weight * self._xt - self._x * self._t) / spread
-            latency = (self._t - slope * self._x) / self._weight
+        if not self.observations:
+            return self._given
+        usual = self._sums[1] / self._sums[0]
+        sums = list(self._sums)
+        for nbytes in (0.0, 2 * usual):
+            seconds = self._given.latency_s + nbytes / self._given.bytes_per_s
+            sums = list(_added(sums, self._belief, nbytes, seconds))
+        weight, x, t, xx, xt = sums
+        spread = weight * xx - x * x
+        if spread > 1e-9 * weight * xx:
+            slope = (weight * xt - x * t) / spread
+            latency = (t - slope * x) / weight
             if slope > 0 and latency >= 0:
                 return Rate(latency, 1 / slope)
-        return Rate(0.0, self._xx / self._xt)
+        return Rate(0.0, x / t)
+
+
+def _added(
+    sums: Sequence[float], weight: float, nbytes: float, seconds: float
+) -> tuple[float, float, float, float, float]:
+    """The sums with one more observation."""
+    w, x, t, xx, xt = sums
+    heavy = weight * nbytes
+    return (
+        w + weight,
+        x + heavy,
+        t + weight * seconds,
+        xx + heavy * nbytes,
+        xt + heavy * seconds,
+    )
 
 
 class Rates:
