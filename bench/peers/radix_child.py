@@ -104,6 +104,24 @@ class CoreTree(_Ours):
         spans, made = timed(self._tree.insert, arguments)
         return spans, page * sum(each.existing for each in made)
 
+    def insert_behind(self, keys: Sequence[Any]) -> tuple[list[float], int]:
+        """From the cursor of the match, the tokens behind it alone."""
+        tree = self._tree
+        assert tree is not None
+        page, root, columns, clock = self.page, self._root, self._columns, time.perf_counter_ns
+        spans: list[float] = []
+        before = 0
+        for key in keys:
+            found = tree.match(root, key, 0)
+            at = Cursor(root, found.node, found.structural_pages)
+            new = key[at.pages * page :]
+            slots = self._slots(len(new) // page)
+            start = clock()
+            tree.insert(at, new, columns, slots)
+            spans.append((clock() - start) / 1e3)
+            before += at.pages
+        return spans, before * page
+
     def match(self, keys: Sequence[Any]) -> tuple[list[float], int, list[Any]]:
         """The whole prompt, from the root."""
         assert self._tree is not None
@@ -196,6 +214,8 @@ class FacadeTree(_Ours):
             spans.append((clock() - start) / 1e3)
             lease.release()
         return spans, before * self.page
+
+    insert_behind = insert  # there is no other way
 
     def match(self, keys: Sequence[Any]) -> tuple[list[float], int, list[Any]]:
         """The whole prompt, its last token too."""

@@ -235,6 +235,20 @@ class SglangTree:
         spans, made = timed(self._insert, arguments)
         return spans, sum(each.prefix_len for each in made)
 
+    def insert_behind(self, keys: Sequence[Any]) -> tuple[list[float], int]:
+        """From the root again; it is told how much was matched, and frees none of that."""
+        clock = time.perf_counter_ns
+        spans: list[float] = []
+        before = 0
+        for key in keys:
+            matched = self._match(key).full_kv_hit_length
+            value, more = self._value(len(key)), self._more(len(key))
+            start = clock()
+            made = self._insert(key, value, {**more, "prev_prefix_len": matched})
+            spans.append((clock() - start) / 1e3)
+            before += made.prefix_len
+        return spans, before
+
     def match(self, keys: Sequence[Any]) -> tuple[list[float], int, list[Any]]:
         """The whole prompt, its last token too."""
         spans, found = timed(self._match, [(key,) for key in keys])

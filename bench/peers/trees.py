@@ -18,6 +18,7 @@ CORE, FACADE, RUST = "TreeCore", "PrefixCache", "sglang-rust"
 # How many times faster than SGLang's Rust core each operation is to be.
 TIMES = {
     "insert": 8.0,
+    "insert behind a match": 8.0,
     "match hit": 8.0,
     "match hit in cache": 10.0,
     "match partial": 8.0,

@@ -44,6 +44,7 @@ def test_counts_follow_from_the_sizes(kind: str) -> None:
         # A hit of half a prompt ends where no window and no state stands.
         partial = 9 * 256 if name == "full" else 0
         assert found[f"{name} shared"].facts[kind] == {
+            "matched_before": 9 * 256,
             "inserted_before": 9 * 256,
             "hit_tokens": 9 * 512,
             "hot_tokens": 9 * 512,
