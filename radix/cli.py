@@ -30,10 +30,13 @@ from radix.replay.options import (
     parse_capacities,
     parse_policies,
     parse_positive,
+    parse_seconds,
+    parse_seed,
     parse_tiers,
 )
 from radix.replay.progress import Progress, shown_progress
 from radix.replay.report import Run, TieredReport, index_report, replay_optimal, write_json
+from radix.replay.sessions import Interleave
 from radix.replay.stopwatch import Stopwatch
 from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, TraceError, read_trace
 
@@ -49,14 +52,18 @@ DEFAULT_BUDGET = "1%,5%,20%"
 DEFAULT_CHECKPOINTS = "branch+turn,dense"
 DEFAULT_BLOCK_BYTES = 65536
 DEFAULT_REPORT = "demo-report"
+DEFAULT_GAP = "20"
 
 _REPLAY_HELP = """\
 Replay recorded traffic and count what a prefix cache would have served.
 
-TRACE is a file of JSON lines, plain, gz or xz, or - for standard input. Two formats are known,
+TRACE is a file of JSON lines, plain, gz or xz, or - for standard input. Three formats are known,
 told apart by their content:
   block traces   {"timestamp": 0, "hash_ids": [0, 1, 2]}
                  each id is one block of the prompt
+  sessions       {"block_size": 64, "requests": [{"t": 0.0, "in": 9000, "hash_runs": [1, 140]}]}
+                 block ids 1 to 140, which mean something in this session alone; a request that has
+                 requests itself is an agent, and theirs count their time from its t
   token traces   {"t": 0, "ref": -1, "keep": 0, "add": [5, 6], "out": [7]}
                  prompt = (prompt + out of record ref)[:keep] + add, in pages of --page-tokens
 """
@@ -66,6 +73,7 @@ examples:
   radix replay trace.jsonl.gz --capacity 18279,5% --policy lru --json out.json --plot hits.png
   zcat trace.jsonl.gz | radix replay - --capacity 10% --json -
   radix replay trace.jsonl.gz --tiers device=2000,host=8000,disk=64000 --data ./cache --verify
+  radix replay sessions.jsonl.xz --interleave 64 --gap 20 --seed 1 --capacity 10%
   radix replay trace.jsonl.gz --model Qwen3-Next-80B-A3B --budget-bytes 1%,64GiB \\
       --checkpoints branch+turn,dense,every=2048 --json out.json --plot hits.png
 
@@ -74,10 +82,10 @@ exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted
 _MODEL_HELP = """\
 Count tokens through all groups of a model (attention, windows, recurrent states) under one budget
 of bytes that they share; the oldest block over all groups makes room. Each id of a block trace
-stands for --page-tokens tokens (512). A percentage of --budget-bytes is of the full footprint: the
-bytes that the replay with the first policy of --checkpoints holds at its end when nothing is ever
-evicted, over all groups (every whole block of prompts and known outputs, and the windows and states
-that this policy keeps). All policies get the same bytes.
+stands for --page-tokens tokens (512, or the block_size of sessions). A percentage of --budget-bytes
+is of the full footprint: the bytes that the replay with the first policy of --checkpoints holds at
+its end when nothing is ever evicted, over all groups (every whole block of prompts and known
+outputs, and the windows and states that this policy keeps). All policies get the same bytes.
 """
 _DEMO_HELP = """\
 Run a made-up mix of chats, agents and a batch scan through device, host and disk with real bytes,
@@ -169,7 +177,22 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         "--page-tokens",
         metavar="N",
         help=f"tokens a page, for token traces ({DEFAULT_PAGE_TOKENS}); only full pages count; "
-        "with --model also tokens a block, for block traces (512)",
+        "with --model also tokens a block, for block traces (what the trace says, or 512)",
+    )
+    sessions = replay.add_argument_group(
+        "whole sessions", "One after another in the order of the file, or several at once."
+    )
+    sessions.add_argument(
+        "--interleave", metavar="N", help="run at most N sessions at once, in a shuffled order"
+    )
+    sessions.add_argument(
+        "--gap",
+        metavar="SECONDS",
+        help="from one session's start to the next one's on average, exponentially distributed "
+        f"({DEFAULT_GAP})",
+    )
+    sessions.add_argument(
+        "--seed", metavar="S", help="decides the order and the starts of sessions (0)"
     )
     index = replay.add_argument_group("counting only (the default)")
     index.add_argument(
@@ -234,10 +257,21 @@ def _replay(options: argparse.Namespace) -> int:
     return _replay_index(options, page_tokens)
 
 
+def _interleave(options: argparse.Namespace) -> Interleave | None:
+    """How sessions are interleaved, None where they are not."""
+    if options.interleave is None:
+        return None
+    return Interleave(
+        parse_positive("--interleave", options.interleave),
+        parse_seconds("--gap", options.gap or DEFAULT_GAP),
+        parse_seed(options.seed or "0"),
+    )
+
+
 def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
     capacities = parse_capacities(options.capacity or DEFAULT_CAPACITY)
     policies = parse_policies(options.policy or f"{ONLINE_POLICIES[0]},{OPTIMAL}")
-    trace = read_trace(options.trace, page_tokens)
+    trace = read_trace(options.trace, page_tokens, _interleave(options))
     chains = encode_chains(trace)
     blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
     with shown_progress() as progress:
@@ -281,8 +315,10 @@ def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
     model = model_of(options.model)
     budgets = parse_budgets(options.budget_bytes or DEFAULT_BUDGET)
     policies = parse_checkpoints(options.checkpoints or DEFAULT_CHECKPOINTS)
-    block_tokens = page_tokens if options.page_tokens is not None else BLOCK_TOKENS
-    trace = read_trace(options.trace, page_tokens)
+    trace = read_trace(options.trace, page_tokens, _interleave(options))
+    block_tokens = trace.block_tokens or BLOCK_TOKENS
+    if options.page_tokens is not None:
+        block_tokens = page_tokens
     with shown_progress() as progress:
         report = model_report(trace, model, block_tokens, budgets, policies, progress)
     if options.plot is not None:
@@ -304,7 +340,7 @@ def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
         raise OptionError("--data", "there is no disk tier in --tiers to keep there")
     stopwatch = Stopwatch()
     with stopwatch.measure("parse"):
-        trace = read_trace(options.trace, page_tokens)
+        trace = read_trace(options.trace, page_tokens, _interleave(options))
     from radix.replay.bytes import replay_bytes
 
     data, verify = Path(options.data) if options.data is not None else None, options.verify
@@ -318,13 +354,12 @@ def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    if not options.seed.isdecimal():
-        raise OptionError("--seed", f"expected an integer of at least 0, got {options.seed!r}")
+    seed = parse_seed(options.seed)
     _check_target("--json", options.json)
     from radix.replay.demo import run_demo
 
     with shown_progress() as progress:
-        report = run_demo(int(options.seed), Path(options.report), progress)
+        report = run_demo(seed, Path(options.report), progress)
     status = _finish(report, options.json)
     sys.stderr.write(f"report: {options.report}/\n")
     return status
@@ -356,6 +391,8 @@ def _check_combination(options: argparse.Namespace) -> None:
     }
     modelled = {"--budget-bytes": options.budget_bytes, "--checkpoints": options.checkpoints}
     excluded = []
+    if options.interleave is None:
+        excluded.append(({"--gap": options.gap, "--seed": options.seed}, "needs --interleave"))
     if options.tiers is None:
         excluded.append((tiered, "needs --tiers"))
     else:

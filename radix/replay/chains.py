@@ -59,7 +59,14 @@ def encode_chains(trace: Trace) -> Chains:
 
 
 def _dense(values: Int32Array) -> Int32Array:
-    """Renumber values to 0, 1, 2, ... by rank."""
+    """Renumber values to 0, 1, 2, ... by rank. Cost: the values, or a sort where they lie far
+    apart.
+    """
+    limit = int(values.max()) + 1 if len(values) else 0
+    if limit <= 4 * len(values):
+        there = np.zeros(limit, dtype=np.bool_)
+        there[values] = True
+        return (np.cumsum(there, dtype=np.int32) - 1).astype(np.int32)[values]
     _, ranks = np.unique(values, return_inverse=True)
     return ranks.astype(np.int32)
 

@@ -22,6 +22,8 @@ TIERS = ("device", "host", "disk")
 CAPACITY_LIMIT = 1 << 31
 _COUNT = re.compile(r"[0-9]{1,12}")
 _PERCENT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)%")
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_SEED = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,12})?) ?(B|[kK]B|[MGTP]B|[KMGTP]iB)?")
 # A budget has to be counted in 64 bits, and a replay without a limit takes one that none reaches.
 BUDGET_LIMIT_BYTES = 1 << 62
@@ -197,4 +199,26 @@ def parse_positive(option: str, text: str) -> int:
     """
     if not _COUNT.fullmatch(text.strip()) or int(text) < 1:
         raise OptionError(option, f"expected an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """Parse a time in seconds, such as 20 or 0.5.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not _SECONDS.fullmatch(text.strip()):
+        raise OptionError(option, f"expected seconds such as 20 or 0.5, got {text!r}")
+    return float(text)
+
+
+def parse_seed(text: str) -> int:
+    """Parse what random numbers are made from: an integer of at least 0.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not _SEED.fullmatch(text):
+        raise OptionError("--seed", f"expected an integer of at least 0, got {text!r}")
     return int(text)

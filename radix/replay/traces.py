@@ -1,4 +1,5 @@
-"""Read traces of real traffic: block traces and delta-coded token traces, plain, gz or xz.
+"""Read traces of real traffic: block traces, whole sessions, delta-coded token traces; plain, gz
+or xz.
 
 A reader turns a file (or standard input, named `-`) into one `Trace`: every prompt as a slice of
 one flat int32 array, ready for `PrefixCache` without a further copy. Format and compression are
@@ -29,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.errors import CacheError
+from radix.replay.sessions import Interleave, Sessions
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -66,7 +68,7 @@ class TraceRequest:
 
     `tokens` is the whole prompt, int32 and C-contiguous: token ids, or block ids where `unit` is
     "block". It is a view of the trace's own memory and must not be written to. `timestamp` is in
-    the unit of the trace (milliseconds in most, seconds in some).
+    the unit of the trace (milliseconds in most, seconds in some and where sessions are arranged).
     """
 
     timestamp: float
@@ -82,12 +84,14 @@ class Trace:
     block id in a block trace (a last, partial block counts as a block), `page_tokens` token ids in
     a token trace, where only full pages count. `lengths[i]` is its length in tokens, 0 where the
     trace does not tell. Output i is `outputs[output_offsets[i]:output_offsets[i + 1]]`; a block
-    trace tells the ids of no output.
+    trace tells the ids of no output. `block_tokens` is what a block id stands for, 0 where the
+    trace does not tell. `name` says how sessions were interleaved, where they were.
     """
 
     name: str
     unit: Unit
     page_tokens: int
+    block_tokens: int
     timestamps: npt.NDArray[np.float64]
     tokens: Int32Array
     offsets: Int64Array
@@ -121,7 +125,9 @@ class Trace:
             yield TraceRequest(timestamp=timestamp, unit=self.unit, tokens=tokens)
 
 
-def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
+def read_trace(
+    source: str, page_tokens: int = DEFAULT_PAGE_TOKENS, interleave: Interleave | None = None
+) -> Trace:
     """Read a whole trace; nothing on disk is changed.
 
     Guarantees that every prompt is C-contiguous int32 with ids in [0, 2^31).
@@ -130,10 +136,13 @@ def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
     Args:
         source: path of the trace, or "-" for standard input (compressed or not).
         page_tokens: tokens a page, for token traces; a block trace has one block id a page.
+        interleave: how several sessions run at once, for a file of whole sessions, which are put
+            one after another without it.
 
     Raises:
         TraceError: missing, damaged or unknown file; a line that is not JSON or lacks a field; an
-            id that is not an integer of [0, 2^31); a reference to a record that has not come yet.
+            id that is not an integer of [0, 2^31); a reference to a record that has not come yet;
+            no sessions in what is to be interleaved.
         ValueError: `page_tokens` is not positive.
     """
     if page_tokens < 1:
@@ -141,7 +150,7 @@ def read_trace(source: str, page_tokens: int = DEFAULT_PAGE_TOKENS) -> Trace:
     name = "<stdin>" if source == "-" else source
     try:
         with _open(source, name) as stream:
-            return _Reader(name, page_tokens).read(stream)
+            return _Reader(name, page_tokens, interleave).read(stream)
     except FileNotFoundError:
         raise TraceError(name, 0, "", "no such file") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -190,9 +199,10 @@ def _read_all(pipe: io.BufferedReader) -> bytes:
 class _Reader:
     """The state of one reading: where it stands, for the errors, and what it has gathered."""
 
-    def __init__(self, name: str, page_tokens: int) -> None:
+    def __init__(self, name: str, page_tokens: int, interleave: Interleave | None) -> None:
         self.name = name
         self.page_tokens = page_tokens
+        self.interleave = interleave
         self.line = 0
         self.timestamps = array("d")
         self.offsets = array("q", [0])
@@ -204,12 +214,14 @@ class _Reader:
         if first is None:
             self.line = 0
             self.fail("", "the trace is empty")
+        if {"block_size", "requests"} <= first.keys():
+            return self._read_sessions(first, records)
+        if self.interleave is not None:
+            self.fail("", "holds no whole sessions that could be interleaved")
         if "hash_ids" in first or {"timestamp", "input_length"} <= first.keys():
             return self._read_blocks(first, records)
         if first.keys() & {"ref", "keep", "add"}:
             return self._read_tokens(first, records)
-        if {"block_size", "requests"} <= first.keys():
-            self.fail("requests", "a file of whole sessions; these cannot be replayed yet")
         fields = ", ".join(sorted(map(str, first))[:8])
         self.fail("", f"unknown trace format (fields: {fields or 'none'})")
 
@@ -244,6 +256,28 @@ class _Reader:
             ends.append(len(ids))
         tokens = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, dtype=np.int32)
         return self._finish("block", 1, tokens, [])
+
+    def _read_sessions(self, first: Record, rest: Iterator[Record]) -> Trace:
+        sessions = Sessions(self.fail)
+        for record in chain((first,), rest):
+            sessions.add(record)
+        times, ids, offsets, lengths = sessions.arrange(self.interleave)
+        if not len(times):
+            self.line = 0
+            self.fail("", "no session has a request")
+        ids.flags.writeable = False
+        return Trace(
+            name=self.name if self.interleave is None else f"{self.name} ({self.interleave})",
+            unit="block",
+            page_tokens=1,
+            block_tokens=sessions.block_tokens,
+            timestamps=times,
+            tokens=ids,
+            offsets=offsets,
+            lengths=lengths,
+            outputs=np.empty(0, dtype=np.int32),
+            output_offsets=np.zeros(len(times) + 1, np.int64),
+        )
 
     def _read_tokens(self, first: Record, rest: Iterator[Record]) -> Trace:
         prompts: list[Int32Array] = []
@@ -337,6 +371,7 @@ class _Reader:
             name=self.name,
             unit=unit,
             page_tokens=page_tokens,
+            block_tokens=0,
             timestamps=np.frombuffer(self.timestamps, dtype=np.float64),
             tokens=tokens,
             offsets=np.frombuffer(self.offsets, dtype=np.int64),

@@ -39,10 +39,3 @@ def test_optimum_equals_the_golden_counts(name: str) -> None:
     assert len(expected) == 5
     found = {cap: int(optimal_hits(chains, following, cap).sum()) for cap in expected}
     assert found == expected
-
-
-@pytest.mark.traces
-def test_whole_sessions_file_is_refused_until_it_can_be_replayed() -> None:
-    path = Path(os.environ["RADIX_TRACES"]) / "claude_code_sessions.jsonl.xz"
-    with pytest.raises(ValueError, match=r"claude_code_sessions.jsonl.xz:1: requests: .*sessions"):
-        read_trace(str(path))

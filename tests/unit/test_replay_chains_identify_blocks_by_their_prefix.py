@@ -19,6 +19,7 @@ def make_trace(prompts: list[list[int]], unit: Unit, page_tokens: int) -> Trace:
         name="made",
         unit=unit,
         page_tokens=page_tokens,
+        block_tokens=0,
         timestamps=np.zeros(len(prompts)),
         tokens=np.array([token for prompt in prompts for token in prompt], dtype=np.int32),
         offsets=offsets,

@@ -22,6 +22,7 @@ def chains_of(prompts: list[list[int]]) -> Chains:
             name="made",
             unit="block",
             page_tokens=1,
+            block_tokens=0,
             timestamps=np.zeros(len(prompts)),
             tokens=np.array([block for prompt in prompts for block in prompt], dtype=np.int32),
             offsets=np.cumsum([0] + [len(prompt) for prompt in prompts], dtype=np.int64),

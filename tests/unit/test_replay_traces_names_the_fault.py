@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from radix.replay.sessions import Interleave
 from radix.replay.traces import TraceError, read_trace
 
 BLOCK = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
@@ -109,7 +110,7 @@ def test_keep_beyond_the_referenced_record_is_refused(tmp_path: Path) -> None:
     [
         ({key: BLOCK[key] for key in BLOCK if key != "hash_ids"}, "hash_ids"),
         ({key: TOKEN[key] for key in TOKEN if key != "ref"}, "ref"),
-        ({"id": "x", "block_size": 64, "requests": []}, "requests"),
+        ({"id": "x", "block_size": 64, "requests": 3}, "requests"),
         ({"prompt": "hello", "answer": "world"}, ""),
         ({}, ""),
     ],
@@ -123,10 +124,100 @@ def test_first_line_tells_the_format_or_is_refused(
     assert (error.line, error.field) == (1, field)
 
 
-def test_whole_sessions_are_recognized_and_refused_by_name(tmp_path: Path) -> None:
+SESSION_REQUEST = {"t": 0.5, "in": 130, "hash_runs": [1, 2], "api_time": 2}
+
+
+def session(**changes: Any) -> dict[str, Any]:
+    """A session of one request, some of its fields changed; None takes one out."""
+    request = {**SESSION_REQUEST, **changes}
+    request = {name: value for name, value in request.items() if value is not None}
+    return {"id": "x", "block_size": 64, "requests": [request]}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("t", None),
+        ("t", "0"),
+        ("t", True),
+        ("t", -1),
+        ("t", float("nan")),
+        ("t", float("inf")),
+        ("t", 1 << 40),
+        ("in", None),
+        ("in", -1),
+        ("in", 1.5),
+        ("in", True),
+        ("api_time", -0.5),
+        ("api_time", "2"),
+        ("hash_runs", None),
+        ("hash_runs", {}),
+        ("hash_runs", [1]),
+        ("hash_runs", [1, 2.0]),
+        ("hash_runs", [True, 2]),
+        ("hash_runs", ["1", 2]),
+        ("hash_runs", [-1, 2]),
+        ("hash_runs", [1, -2]),
+        ("hash_runs", [1 << 31, 1]),
+        ("hash_runs", [1, 1 << 80]),
+    ],
+)
+def test_request_of_a_session_is_refused_by_its_place(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    line = json.dumps(session(**{field: value}))
+    assert refuse_line(tmp_path, session(), line).field == f"requests[0].{field}"
+    agent = {"t": 1, "requests": session(**{field: value})["requests"]}
+    line = json.dumps({"block_size": 64, "requests": [SESSION_REQUEST, agent]})
+    assert refuse_line(tmp_path, session(), line).field == f"requests[1].requests[0].{field}"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    record = session()
+    for _ in range(depth):
+        record = {"block_size": 64, "requests": [{"t": 0, "requests": record["requests"]}]}
+    return record
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({"requests": []}, "block_size"),
+        ({"block_size": 0, "requests": []}, "block_size"),
+        ({"block_size": 64.0, "requests": []}, "block_size"),
+        ({"block_size": 16, "requests": []}, "block_size"),  # another than the session before
+        ({"block_size": 64}, "requests"),
+        ({"block_size": 64, "requests": {}}, "requests"),
+        ({"block_size": 64, "requests": [7]}, "requests[0]"),
+        (session(hash_runs=[(1 << 31) - 2, 2]), "requests"),  # too many ids with those before
+        (nested(17), "requests[0]." * 17 + "requests"),
+    ],
+)
+def test_session_that_cannot_be_replayed_is_refused_by_field(
+    tmp_path: Path, line: dict[str, Any], field: str
+) -> None:
+    assert refuse_line(tmp_path, session(), json.dumps(line)).field == field
+
+
+def test_agents_may_be_nested_so_deep(tmp_path: Path) -> None:
+    path = tmp_path / "sessions"
+    path.write_text(json.dumps(nested(16)))
+    assert read_trace(str(path)).timestamps.tolist() == [0.5]
+
+
+def test_sessions_without_a_request_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "sessions.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"id": "x", "block_size": 64, "requests": []}\n'))
-    assert "whole sessions" in refuse(path).what
+    error = refuse(path)
+    assert (error.line, error.what) == (0, "no session has a request")
+
+
+def test_what_holds_no_sessions_is_not_interleaved(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for record in (BLOCK, TOKEN):
+        path.write_text(json.dumps(record))
+        with pytest.raises(TraceError, match="holds no whole sessions"):
+            read_trace(str(path), 16, Interleave(2, 0.0, 0))
 
 
 @pytest.mark.parametrize(
