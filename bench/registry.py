@@ -18,7 +18,7 @@ from bench import (
     tree,
 )
 from bench.measure import Benchmark
-from bench.peers import trees
+from bench.peers import disks, engines, trees
 
 PEERS = "peers"
 _MODULES = (
@@ -34,6 +34,8 @@ _MODULES = (
     endtoend,
     prefill,
     trees,
+    engines,
+    disks,
 )
 BY_NAME: dict[str, Benchmark] = {
     benchmark.name: benchmark for module in _MODULES for benchmark in module.BENCHMARKS
