@@ -255,7 +255,8 @@ class Tier(Protocol):
     def clone(self, group: int, sources: Slots, targets: Slots) -> None:
         """Copies whole blocks inside the tier, ``sources[i]`` to ``targets[i]``, in the order of
         the calls: before whatever is started on the tier later, after what was started before on
-        the stream that computes. ``TierError`` for a tier that cannot. Cost: the bytes.
+        the stream that computes. ``TierError`` for a tier that cannot, and where a target is a
+        source too or is named twice. Cost: the bytes.
         """
         ...
 

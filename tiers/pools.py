@@ -241,7 +241,9 @@ class PooledTier:
             raise TierError(self._name, f"clone: {status_text(status)}")
 
     def _check_clone(self, group: int, sources: Slots, targets: Slots) -> None:
-        """Open, as many sources as targets, and each of them a place that there is."""
+        """Open, as many sources as targets, each of them a place that there is, and no target a
+        source or named twice: what such a copy leaves would depend on the order of its bytes.
+        """
         self._open_or_raise()
         if len(sources) != len(targets):
             raise ValueError(f"clone: {len(sources)} sources, {len(targets)} targets")
@@ -249,6 +251,9 @@ class PooledTier:
         for slots in (sources, targets):
             if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= most):
                 raise TierError(self._name, f"clone: a slot outside of [0, {most})")
+        written = set(targets.tolist())
+        if len(written) < len(targets) or not written.isdisjoint(sources.tolist()):
+            raise TierError(self._name, "clone: a target is a source too, or is named twice")
 
     def _slot_limit(self, group: int) -> int:
         """All slot numbers of the group are below this."""

@@ -329,6 +329,9 @@ class PartConformance:
                 tier.clone(group, slots, copies)
             with refused(TierError):
                 tier.clone(group, slots[:1], np.array([-1], np.int32))
+            for targets in (slots[1:], copies[[0, 0]]):  # one is a source too, one is named twice
+                with refused(TierError):
+                    tier.clone(group, slots[:2], targets)
             try:
                 tier.clone(group, slots[1:], copies)
             except TierError:

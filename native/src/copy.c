@@ -30,14 +30,18 @@
  * it costs more than it saves; short fragments leave half-filled lines at both ends. */
 #define WIDE_TOTAL_BYTES (UINT64_C(4) << 20)
 #define WIDE_FRAGMENT_BYTES 1024
+/* A processor reads ahead by itself within a run, but at each new run it waits for memory again,
+ * and runs of a few KiB end before it has caught up. So several fragments are copied in step, the
+ * next ones fetched as these end. How many, and how far ahead, is measured (bench/copies.py). */
+#define LANES 8
+#define LANES_LONG 4
+#define LONG_FRAGMENT_BYTES 16384
+#define LANES_PLAIN 4
+#define PLAIN_FRAGMENT_BYTES 512
+#define STEP_BYTES 128
+#define AHEAD_BYTES 2048
 #define PREFETCH_BYTES 512
 #define PREFAULT_THREADS_MAX 64
-
-/* Where a walk over the planes of one side stands. */
-typedef struct plane_cursor {
-    const rdx_plane *plane;
-    uint64_t offset; /* in the plane's part of the block */
-} plane_cursor;
 
 static inline uint8_t *memory_at(uint64_t address) { return (uint8_t *)(uintptr_t)address; }
 
@@ -70,117 +74,289 @@ int rdx_copy_prepare(rdx_copy *copy) {
     return RDX_OK;
 }
 
-/* ------------------------------------------------------------------------ one fragment */
-typedef void copy_fragment_fn(uint8_t *dst, const uint8_t *src, uint64_t bytes);
+/* ------------------------------------------------------------------------ the walk */
+typedef struct fragment {
+    uint8_t *dst;
+    const uint8_t *src;
+    uint64_t bytes; /* 0: behind the last one */
+} fragment;
 
-static void copy_fragment_plain(uint8_t *dst, const uint8_t *src, uint64_t bytes) {
-    memcpy(dst, src, bytes);
+/* Where a walk over the planes of one side stands. */
+typedef struct plane_side {
+    const rdx_plane *plane;
+    uint64_t slot;
+    uint8_t *at;
+    uint64_t left; /* bytes of the slot in the plane */
+} plane_side;
+
+/* Both cuts side by side; `ahead` is the fragment that comes next. */
+typedef struct walk {
+    const rdx_copy *copy;
+    uint64_t left;       /* bytes behind `ahead` */
+    uint64_t block_left; /* of them, in the block */
+    uint32_t block;
+    plane_side dst;
+    plane_side src;
+    fragment ahead;
+} walk;
+
+static inline void enter(plane_side *side) {
+    side->at = memory_at(side->plane->base + side->slot * side->plane->stride);
+    side->left = side->plane->bytes;
 }
+
+static plane_side side_at(const rdx_plane *planes, int32_t slot, uint64_t offset) {
+    while (offset >= planes->bytes) /* also steps over planes of no bytes */
+        offset -= planes++->bytes;
+    plane_side side = {.plane = planes, .slot = (uint64_t)slot};
+    enter(&side);
+    side.at += offset;
+    side.left -= offset;
+    return side;
+}
+
+/* Goes on in a block that has more bytes. */
+static inline void advance(plane_side *side, uint64_t bytes) {
+    side->at += bytes;
+    side->left -= bytes;
+    while (side->left == 0) {
+        side->plane++;
+        enter(side);
+    }
+}
+
+static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static inline void enter_block(walk *at, uint64_t offset) {
+    const rdx_copy *copy = at->copy;
+    at->block_left = copy->block_bytes - offset;
+    at->dst = side_at(copy->dst, copy->dst_slots[at->block], offset);
+    at->src = side_at(copy->src, copy->src_slots[at->block], offset);
+}
+
+/* Gives the fragment ahead, and looks for the one that follows it. */
+static inline fragment next_fragment(walk *at) {
+    fragment now = at->ahead;
+    uint64_t bytes = least(least(at->dst.left, at->src.left), at->left);
+    at->ahead = (fragment){at->dst.at, at->src.at, bytes};
+    at->left -= bytes;
+    at->block_left -= bytes;
+    if (at->left == 0)
+        return now;
+    if (at->block_left == 0) {
+        at->block++;
+        enter_block(at, 0);
+    } else {
+        advance(&at->dst, bytes);
+        advance(&at->src, bytes);
+    }
+    return now;
+}
+
+static walk walk_from(const rdx_copy *copy, uint64_t begin, uint64_t end) {
+    walk at = {.copy = copy, .left = end - begin, .block = (uint32_t)(begin / copy->block_bytes)};
+    enter_block(&at, begin % copy->block_bytes);
+    next_fragment(&at);
+    return at;
+}
+
+/* ------------------------------------------------------------------------ fragments in step */
+static inline void fetch_lines(const uint8_t *at, uint64_t bytes) {
+    for (uint64_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch(at + line, 0, 2);
+}
+
+/* How a walk copies: fragments of [shortest, longest) bytes go in step, the others one by one. */
+typedef struct copy_style {
+    uint64_t shortest;
+    uint64_t longest;
+    uint32_t lanes;      /* at a time */
+    uint32_t lanes_long; /* of fragments of LONG_FRAGMENT_BYTES or more */
+    void (*copy_lanes)(fragment *lanes, uint32_t n, const fragment *next);
+} copy_style;
+
+/* The next fragments of the walk that go in step, empty ones behind them up to LANES; what lies
+ * between is copied on the way. */
+static uint32_t fill_lanes(const copy_style *style, walk *from, fragment *lanes) {
+    walk at = *from; /* in registers */
+    uint32_t n = 0, most = style->lanes;
+    while (n < most && at.ahead.bytes != 0) {
+        fragment now = next_fragment(&at);
+        if (now.bytes < style->shortest || now.bytes >= style->longest) {
+            fetch_lines(at.ahead.src, least(at.ahead.bytes, PREFETCH_BYTES));
+            memcpy(now.dst, now.src, now.bytes);
+            continue;
+        }
+        if (now.bytes >= LONG_FRAGMENT_BYTES)
+            most = style->lanes_long;
+        lanes[n++] = now;
+    }
+    for (uint32_t i = n; i < LANES; i++)
+        lanes[i].bytes = 0;
+    *from = at;
+    return n;
+}
+
+static void copy_walk(const copy_style *style, walk *at) {
+    fragment batches[2][LANES];
+    uint32_t n = fill_lanes(style, at, batches[0]);
+    for (int now = 0; n != 0; now ^= 1) {
+        uint32_t following = fill_lanes(style, at, batches[now ^ 1]);
+        style->copy_lanes(batches[now], n, batches[now ^ 1]);
+        n = following;
+    }
+}
+
+typedef void copy_step_fn(uint8_t *dst, const uint8_t *src);
+
+/* Copies what all n lanes have, in whole steps, and takes it off them. While the end of a lane is
+ * copied, what follows it is fetched: its own rest, or the lane that comes after it. */
+static inline __attribute__((always_inline)) void
+copy_in_step(fragment *lanes, uint32_t n, const fragment *next, copy_step_fn *copy_step) {
+    /* Names of their own: a store of bytes might change the lanes, as far as a compiler knows. */
+    uint8_t *dst[LANES];
+    const uint8_t *src[LANES], *after[LANES];
+    uint64_t shared = lanes[0].bytes, at = 0;
+    for (uint32_t i = 1; i < n; i++)
+        shared = least(shared, lanes[i].bytes);
+    shared &= ~(uint64_t)(STEP_BYTES - 1);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t rest = lanes[i].bytes - shared;
+        dst[i] = lanes[i].dst;
+        src[i] = lanes[i].src;
+        after[i] = rest < STEP_BYTES && next[i].bytes ? next[i].src : src[i] + shared;
+        lanes[i] = (fragment){dst[i] + shared, src[i] + shared, rest};
+    }
+    uint64_t ahead = least(AHEAD_BYTES, shared);
+    for (; at + ahead < shared; at += STEP_BYTES) {
+        for (uint32_t i = 0; i < n; i++) {
+            fetch_lines(src[i] + at + ahead, STEP_BYTES);
+            copy_step(dst[i] + at, src[i] + at);
+        }
+    }
+    for (uint64_t line = 0; at < shared; at += STEP_BYTES, line += STEP_BYTES) {
+        for (uint32_t i = 0; i < n; i++) {
+            fetch_lines(after[i] + line, STEP_BYTES);
+            copy_step(dst[i] + at, src[i] + at);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------ through the cache */
+static inline void copy_step_plain(uint8_t *dst, const uint8_t *src) {
+    uint8_t step[STEP_BYTES]; /* registers, where there are enough */
+    memcpy(step, src, STEP_BYTES);
+    memcpy(dst, step, STEP_BYTES);
+}
+
+static void copy_rests(const fragment *lanes, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        if (lanes[i].bytes != 0)
+            memcpy(lanes[i].dst, lanes[i].src, lanes[i].bytes);
+}
+
+static void copy_lanes_plain(fragment *lanes, uint32_t n, const fragment *next) {
+    for (uint32_t i = 0; i + LANES_PLAIN <= n; i += LANES_PLAIN)
+        copy_in_step(lanes + i, LANES_PLAIN, i + LANES_PLAIN == n ? next : lanes + i + LANES_PLAIN,
+                     copy_step_plain);
+    copy_rests(lanes, n);
+}
+
+static const copy_style style_plain = {PLAIN_FRAGMENT_BYTES, LONG_FRAGMENT_BYTES, LANES, LANES,
+                                       copy_lanes_plain};
 
 #if RDX_HAVE_AVX2
-RDX_TARGET_AVX2 static void copy_fragment_wide(uint8_t *dst, const uint8_t *src, uint64_t bytes) {
-    if (bytes < WIDE_FRAGMENT_BYTES) {
-        memcpy(dst, src, bytes);
-        return;
-    }
-    uint64_t head = (0 - (uintptr_t)dst) & 63; /* whole lines only may pass by the cache */
-    memcpy(dst, src, head);
-    dst += head;
-    src += head;
-    bytes -= head;
-    for (; bytes >= 128; bytes -= 128, dst += 128, src += 128) {
-        const __m256i *from = (const __m256i *)(const void *)src;
-        __m256i *to = (__m256i *)(void *)dst;
-        __m256i a = _mm256_loadu_si256(from);
-        __m256i b = _mm256_loadu_si256(from + 1);
-        __m256i c = _mm256_loadu_si256(from + 2);
-        __m256i d = _mm256_loadu_si256(from + 3);
-        _mm_prefetch((const char *)src + 1024, _MM_HINT_NTA);
-        _mm_prefetch((const char *)src + 1088, _MM_HINT_NTA);
-        _mm256_stream_si256(to, a);
-        _mm256_stream_si256(to + 1, b);
-        _mm256_stream_si256(to + 2, c);
-        _mm256_stream_si256(to + 3, d);
-    }
-    memcpy(dst, src, bytes);
+RDX_TARGET_AVX2 static void copy_lanes_avx2(fragment *lanes, uint32_t n, const fragment *next) {
+    for (uint32_t i = 0; i + LANES_PLAIN <= n; i += LANES_PLAIN)
+        copy_in_step(lanes + i, LANES_PLAIN, i + LANES_PLAIN == n ? next : lanes + i + LANES_PLAIN,
+                     copy_step_plain);
+    copy_rests(lanes, n);
 }
+
+static const copy_style style_avx2 = {PLAIN_FRAGMENT_BYTES, LONG_FRAGMENT_BYTES, LANES, LANES,
+                                      copy_lanes_avx2};
+
+/* ------------------------------------------------------------------------ past the cache */
+RDX_TARGET_AVX2 static inline void copy_step_wide(uint8_t *dst, const uint8_t *src) {
+    const __m256i *from = (const __m256i *)(const void *)src;
+    __m256i *to = (__m256i *)(void *)dst;
+    __m256i a = _mm256_loadu_si256(from);
+    __m256i b = _mm256_loadu_si256(from + 1);
+    __m256i c = _mm256_loadu_si256(from + 2);
+    __m256i d = _mm256_loadu_si256(from + 3);
+    _mm256_stream_si256(to, a);
+    _mm256_stream_si256(to + 1, b);
+    _mm256_stream_si256(to + 2, c);
+    _mm256_stream_si256(to + 3, d);
+}
+
+/* Whole lines only may pass by the cache: the bytes before the first one are copied as they are. */
+static inline void align_lane(fragment *lane) {
+    uint64_t head = least((0 - (uintptr_t)lane->dst) & 63, lane->bytes);
+    if (head == 0)
+        return;
+    memcpy(lane->dst, lane->src, head);
+    *lane = (fragment){lane->dst + head, lane->src + head, lane->bytes - head};
+}
+
+/* One aligned lane as four quarters in step. */
+RDX_TARGET_AVX2 static void copy_quarters(fragment lane, const fragment *next) {
+    fragment quarters[4];
+    uint64_t quarter = lane.bytes / 4 & ~(uint64_t)(STEP_BYTES - 1);
+    for (uint32_t i = 0; i < 4; i++)
+        quarters[i] = (fragment){lane.dst + i * quarter, lane.src + i * quarter, quarter};
+    quarters[3].bytes = lane.bytes - 3 * quarter;
+    copy_in_step(quarters, 4, next, copy_step_wide);
+    copy_rests(quarters, 4);
+}
+
+RDX_TARGET_AVX2 static void copy_lanes_wide(fragment *lanes, uint32_t n, const fragment *next) {
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < n; i++)
+        align_lane(&lanes[i]);
+    if (n == LANES) {
+        copy_in_step(lanes, LANES, next, copy_step_wide);
+        done = LANES;
+    } else if (n >= LANES_LONG) {
+        copy_in_step(lanes, LANES_LONG, next, copy_step_wide);
+        done = LANES_LONG;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (lanes[i].bytes == 0)
+            continue;
+        if (i < done && lanes[i].bytes < WIDE_FRAGMENT_BYTES)
+            memcpy(lanes[i].dst, lanes[i].src, lanes[i].bytes);
+        else
+            copy_quarters(lanes[i], next);
+    }
+}
+
+static const copy_style style_wide = {WIDE_FRAGMENT_BYTES, UINT64_MAX, LANES, LANES_LONG,
+                                      copy_lanes_wide};
 #endif
 
-static copy_fragment_fn *copy_fragment_for(const rdx_copy *copy) {
+static const copy_style *style_of(const rdx_copy *copy) {
 #if RDX_HAVE_AVX2
     /* The number of bytes of the whole copy decides, not that of the piece at hand. */
     if (rdx_path() == RDX_PATH_AVX2 && copy->n >= (WIDE_TOTAL_BYTES - 1) / copy->block_bytes + 1)
-        return copy_fragment_wide;
+        return &style_wide;
+    if (rdx_path() == RDX_PATH_AVX2)
+        return &style_avx2;
 #endif
-    (void)copy;
-    return copy_fragment_plain;
-}
-
-/* Ordinary stores (the completion of a job, say) may overtake the wide ones: stop them. */
-static void order_stores(copy_fragment_fn *used) {
-#if RDX_HAVE_AVX2
-    if (used == copy_fragment_wide)
-        _mm_sfence();
-#endif
-    (void)used;
-}
-
-/* ------------------------------------------------------------------------ the walk */
-static plane_cursor seek(const rdx_plane *planes, uint64_t offset) {
-    while (offset >= planes->bytes) /* also steps over planes of no bytes */
-        offset -= planes++->bytes;
-    return (plane_cursor){planes, offset};
-}
-
-static inline void advance(plane_cursor *at, uint64_t bytes) {
-    at->offset += bytes;
-    if (at->offset == at->plane->bytes) {
-        at->plane++;
-        at->offset = 0;
-    }
-}
-
-static inline uint8_t *address_of(const plane_cursor *at, int32_t slot) {
-    return memory_at(at->plane->base + (uint64_t)slot * at->plane->stride + at->offset);
-}
-
-static void copy_block(const rdx_copy *copy, uint32_t block, uint64_t begin, uint64_t end,
-                       copy_fragment_fn *copy_fragment) {
-    plane_cursor dst = seek(copy->dst, begin);
-    plane_cursor src = seek(copy->src, begin);
-    while (begin < end) {
-        uint64_t bytes = dst.plane->bytes - dst.offset;
-        uint64_t src_bytes = src.plane->bytes - src.offset;
-        bytes = src_bytes < bytes ? src_bytes : bytes;
-        bytes = end - begin < bytes ? end - begin : bytes;
-        uint8_t *to = address_of(&dst, copy->dst_slots[block]);
-        const uint8_t *from = address_of(&src, copy->src_slots[block]);
-        advance(&dst, bytes);
-        advance(&src, bytes);
-        begin += bytes;
-        /* The processor sees runs of lines by itself, but not where the next one will begin. */
-        if (begin < end) {
-            const uint8_t *next = address_of(&src, copy->src_slots[block]);
-            for (uint64_t line = 0; line < PREFETCH_BYTES; line += 64)
-                __builtin_prefetch(next + line);
-        }
-        copy_fragment(to, from, bytes);
-    }
+    return &style_plain;
 }
 
 void rdx_copy_range(const rdx_copy *copy, uint64_t begin, uint64_t end) {
-    copy_fragment_fn *copy_fragment = copy_fragment_for(copy);
-    uint32_t block = (uint32_t)(begin / copy->block_bytes);
-    uint64_t offset = begin % copy->block_bytes;
-    while (begin < end) {
-        uint64_t bytes = copy->block_bytes - offset;
-        bytes = end - begin < bytes ? end - begin : bytes;
-        copy_block(copy, block, offset, offset + bytes, copy_fragment);
-        begin += bytes;
-        block++;
-        offset = 0;
-    }
-    order_stores(copy_fragment);
+    if (begin >= end)
+        return;
+    const copy_style *style = style_of(copy);
+    walk at = walk_from(copy, begin, end);
+    copy_walk(style, &at);
+#if RDX_HAVE_AVX2
+    /* Ordinary stores (the completion of a job, say) may overtake the wide ones: stop them. */
+    if (style == &style_wide)
+        _mm_sfence();
+#endif
 }
 
 int rdx_copy_blocks(const rdx_plane *dst, uint32_t dst_planes, const int32_t *dst_slots,

@@ -22,6 +22,16 @@ static uint64_t cut(rdx_plane *planes, uint32_t n, uint64_t block_bytes, uint32_
     return at;
 }
 
+/* The same, but in planes of one length, at a stride that keeps or breaks their alignment. */
+static uint64_t cut_evenly(rdx_plane *planes, uint32_t n, uint64_t bytes, uint32_t slots) {
+    uint64_t at = random_below(2) ? 0 : random_below(64), gap = random_below(2) ? 0 : 17;
+    for (uint32_t i = 0; i < n; i++) {
+        planes[i] = (rdx_plane){at, bytes + gap, bytes};
+        at += (bytes + gap) * slots;
+    }
+    return at;
+}
+
 static void rebase(rdx_plane *planes, uint32_t n, const uint8_t *memory) {
     for (uint32_t i = 0; i < n; i++)
         planes[i].base += (uint64_t)(uintptr_t)memory;
@@ -46,11 +56,8 @@ static void shuffle(int32_t *slots, uint32_t n) {
 
 /* Copies all slots but a few, whole or in random pieces, and compares the whole target memory, so
  * that a byte written outside of a block is seen too. */
-static void round_of(uint64_t block_bytes, uint32_t slots) {
-    rdx_plane src[MOST_PLANES], dst[MOST_PLANES];
-    uint32_t src_planes = 1 + random_below(MOST_PLANES), dst_planes = 1 + random_below(MOST_PLANES);
-    uint64_t src_bytes = cut(src, src_planes, block_bytes, slots);
-    uint64_t dst_bytes = cut(dst, dst_planes, block_bytes, slots);
+static void check(rdx_plane *dst, uint32_t dst_planes, uint64_t dst_bytes, rdx_plane *src,
+                  uint32_t src_planes, uint64_t src_bytes, uint64_t block_bytes, uint32_t slots) {
     uint8_t *from = malloc(src_bytes), *to = malloc(dst_bytes), *wanted = malloc(dst_bytes);
     int32_t *src_slots = malloc(slots * sizeof *src_slots);
     int32_t *dst_slots = malloc(slots * sizeof *dst_slots);
@@ -98,6 +105,29 @@ static void round_of(uint64_t block_bytes, uint32_t slots) {
     free(sums), free(again), free(block);
 }
 
+/* Both sides cut anyhow: no two fragments have the same length. */
+static void round_of(uint64_t block_bytes, uint32_t slots) {
+    rdx_plane src[MOST_PLANES], dst[MOST_PLANES];
+    uint32_t src_planes = 1 + random_below(MOST_PLANES), dst_planes = 1 + random_below(MOST_PLANES);
+    uint64_t src_bytes = cut(src, src_planes, block_bytes, slots);
+    uint64_t dst_bytes = cut(dst, dst_planes, block_bytes, slots);
+    check(dst, dst_planes, dst_bytes, src, src_planes, src_bytes, block_bytes, slots);
+}
+
+/* A layer-first pool and a page-first one, there and back: fragments of `bytes` each. */
+static void even_round_of(uint64_t bytes, uint32_t slots) {
+    rdx_plane layers[MOST_PLANES], pages[1];
+    uint64_t block_bytes = MOST_PLANES * bytes;
+    for (int back = 0; back < 2; back++) {
+        uint64_t layer_bytes = cut_evenly(layers, MOST_PLANES, bytes, slots);
+        uint64_t page_bytes = cut_evenly(pages, 1, block_bytes, slots);
+        if (back)
+            check(layers, MOST_PLANES, layer_bytes, pages, 1, page_bytes, block_bytes, slots);
+        else
+            check(pages, 1, page_bytes, layers, MOST_PLANES, layer_bytes, block_bytes, slots);
+    }
+}
+
 static void test_refusals(void) {
     uint8_t memory[64] = {0};
     uint64_t base = (uint64_t)(uintptr_t)memory, sum;
@@ -127,6 +157,10 @@ static void test_prefault_keeps_the_bytes(void) {
     free(memory);
 }
 
+/* Around every length at which the copies change their way. */
+static const uint64_t even_bytes[] = {511,  512,  513,  1023,  1024,  1025, 1151,
+                                      2048, 4096, 4100, 16383, 16384, 16385};
+
 int main(void) {
     test_refusals();
     test_prefault_keeps_the_bytes();
@@ -135,8 +169,15 @@ int main(void) {
             continue;
         for (int round = 0; round < 400; round++)
             round_of(1 + random_below(700), 1 + random_below(12));
+        for (int round = 0; round < 40; round++)
+            round_of(4000 + random_below(40000), 1 + random_below(12));
         for (int round = 0; round < 6; round++)
             round_of(60000 + random_below(9000), 80); /* over 4 MiB: the wide stores */
+        for (uint32_t i = 0; i < sizeof even_bytes / sizeof *even_bytes; i++) {
+            uint64_t block_bytes = MOST_PLANES * even_bytes[i];
+            even_round_of(even_bytes[i], 7);
+            even_round_of(even_bytes[i], 3 + (uint32_t)((4u << 20) / block_bytes));
+        }
     }
     return 0;
 }

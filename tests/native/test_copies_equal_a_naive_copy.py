@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radix._native import ffi, lib
@@ -39,6 +39,15 @@ class Pool:
         self.planes["base"] = self.memory.ctypes.data + starts[:-1].astype(np.uint64)
         self.planes["stride"] = strides
         self.planes["bytes"] = widths
+
+    def shift(self, offset: int) -> None:
+        """Moves the whole pool to an address that is ``offset`` over a multiple of 64."""
+        longer = np.zeros(len(self.memory) + 128, np.uint8)
+        first = -longer.ctypes.data % 64 + offset
+        place = longer[first : first + len(self.memory)]
+        inside = self.planes["base"] - np.uint64(self.memory.ctypes.data)
+        self.planes["base"] = inside + np.uint64(place.ctypes.data)
+        self.memory = place
 
     def parts(self, slot: int) -> list[Bytes]:
         first = self.memory.ctypes.data
@@ -120,6 +129,37 @@ def test_large_copies_equal_a_naive_copy(path: int, gap: int) -> None:
     for seed in range(3):
         check_copy(src, dst, 64, seed)
         check_copy(dst, src, 64, seed)
+
+
+@given(
+    segment=st.sampled_from([512, 1023, 1024, 1153, 4096, 4100, 16384, 20000]),
+    layers=st.integers(1, 9),
+    offsets=st.tuples(st.integers(0, 63), st.integers(0, 63)),
+    gap=st.sampled_from([0, 1, 64]),
+    megabytes=st.sampled_from([1, 5]),
+    path=st.sampled_from(PATHS),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40)
+def test_layers_and_pages_at_any_alignment_equal_a_naive_copy(
+    segment: int,
+    layers: int,
+    offsets: tuple[int, int],
+    gap: int,
+    megabytes: int,
+    path: int,
+    seed: int,
+) -> None:
+    """As many fragments of one length as go in step, and what is left over of them: below 4 MiB
+    through the cache, beyond it past the cache.
+    """
+    lib.rdx_dispatch_set(path)
+    slots = (megabytes << 20) // (segment * layers) + 2
+    pools = [Pool([segment] * layers, gap, slots), Pool([segment * layers], gap, slots)]
+    for pool, offset in zip(pools, offsets, strict=True):
+        pool.shift(offset)
+    check_copy(pools[0], pools[1], slots, seed)
+    check_copy(pools[1], pools[0], slots, seed)
 
 
 @pytest.mark.parametrize("path", PATHS)
