@@ -1,11 +1,16 @@
 /* alloc.c: counted allocations. One relaxed increment an allocation; the countdown is touched
  * only while a test has armed it. */
+#define _GNU_SOURCE
 #include "alloc.h"
 
 #include "rdx.h"
 
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+#define LEAST_HUGE (4u << 20) /* bytes: below, rounding to huge pages could take more memory */
 
 static _Atomic uint64_t allocations;
 static _Atomic uint64_t countdown; /* 0: off; k: the k-th allocation from now fails */
@@ -38,6 +43,17 @@ void *rdx_malloc_aligned(size_t alignment, size_t size) {
         return NULL;
     size_t rounded = (size + alignment - 1) / alignment * alignment; /* as C11 asks */
     return aligned_alloc(alignment, rounded ? rounded : alignment);
+}
+
+void rdx_ask_huge(void *memory, size_t size) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t page = 4096;
+    uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)memory + size) & ~(page - 1);
+    if (size >= LEAST_HUGE) {
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* refused: small pages do as well */
+    }
+#endif
 }
 
 void rdx_free_mem(void *memory) { free(memory); }

@@ -12,5 +12,8 @@ void *rdx_calloc(size_t n, size_t size);
 void *rdx_realloc(void *memory, size_t size);
 /* Alignment: a power of two and a multiple of sizeof(void *). */
 void *rdx_malloc_aligned(size_t alignment, size_t size);
+/* Asks for huge pages under a large array that is looked up at random; a hint, that changes nothing
+ * else and can't fail. */
+void rdx_ask_huge(void *memory, size_t size);
 void rdx_free_mem(void *memory);
 #endif

@@ -13,6 +13,7 @@ static int on_reserve(void *self, uint32_t nodes) {
     if (!cells) {
         return RDX_ENOMEM;
     }
+    rdx_ask_huge(cells, (size_t)nodes * t->columns * sizeof(cell));
     size_t old = (size_t)t->cell_nodes * t->columns;
     memset(cells + old, 0, ((size_t)nodes * t->columns - old) * sizeof(cell));
     t->cells = cells;

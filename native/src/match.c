@@ -149,66 +149,97 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
 }
 
 /* ---------------------------------------------------------------- many at once
- * Each prompt is a small machine of three steps, one memory access apart; each step asks for the
- * line that the next one reads, and the other prompts' steps run in between. */
+ * Each prompt is a small machine of steps one memory access apart; each step asks for the lines
+ * that the next one reads, and the other prompts' steps run in between. */
 #define LANES 16
+
+enum step { HASH, PROBE, VISIT, COMPARE };
 
 typedef struct lane {
     uint32_t prompt; /* NIL: idle */
+    uint32_t left;   /* pages of it that nothing was found for yet */
+    const uint8_t *run;
     uint32_t node;
-    uint32_t at;
+    uint32_t child; /* the likely one */
     uint32_t hash;
     uint32_t slot;
-    int step;
+    enum step step;
     cover c;
 } lane;
 
-static void lane_start(const rdx_tree *t, lane *l, const uint8_t *run) {
-    l->hash = rdx_page_hash(t, l->node, run + (size_t)l->at * t->page_bytes);
-    l->slot = l->hash & (t->table_cap - 1);
-    __builtin_prefetch(&t->table[l->slot]);
-    l->step = 1;
+/* A short page lies in two lines as a rule. */
+static inline void ask_page(const rdx_tree *t, const uint8_t *page) {
+    __builtin_prefetch(page);
+    __builtin_prefetch(page + (t->page_bytes < 64 ? t->page_bytes - 1 : 63));
+}
+
+/* The next entry with the hash from l->slot on: its node. NIL: there is none. */
+static uint32_t probe(const rdx_tree *t, lane *l) {
+    for (;; l->slot++) {
+        const entry *e = &t->table[l->slot &= t->table_cap - 1];
+        if (e->node == NIL || e->hash == l->hash) {
+            return e->node;
+        }
+    }
+}
+
+/* Compares the pages of the likely child. True while the prompt goes on. */
+static bool lane_compare(const rdx_tree *t, lane *l, uint32_t readable) {
+    const node *x = node_at(t, l->child);
+    uint32_t most = l->left < x->len ? l->left : x->len;
+    uint32_t shared = rdx_shared_pages(pages_at(t, x), l->run, most, t->page_bytes, NULL);
+    if (!shared) { /* another page with this hash */
+        l->child = rdx_child_step(t, l->node, l->run, l->left, &shared);
+        if (l->child == NIL) {
+            return false;
+        }
+        x = node_at(t, l->child);
+    }
+    l->node = l->child;
+    l->left -= shared;
+    l->run += (size_t)shared * t->page_bytes;
+    if (t->plain) {
+        cover_node(t, l->node, shared, readable, &l->c);
+    }
+    return l->left && shared == x->len;
 }
 
 /* True while the prompt goes on. */
-static bool lane_step(const rdx_tree *t, lane *l, const uint8_t *run, uint32_t n,
-                      uint32_t readable) {
-    const entry *e = &t->table[l->slot];
-    if (l->step == 1) {
-        while (e->node != NIL && e->hash != l->hash) {
-            l->slot = (l->slot + 1) & (t->table_cap - 1);
-            e = &t->table[l->slot];
-        }
-        if (e->node == NIL) {
+static bool lane_step(const rdx_tree *t, lane *l, uint32_t readable) {
+    const node *x;
+    switch (l->step) {
+    case HASH:
+        l->hash = rdx_page_hash(t, l->node, l->run);
+        l->slot = l->hash & (t->table_cap - 1);
+        __builtin_prefetch(&t->table[l->slot]);
+        l->step = PROBE;
+        return true;
+    case PROBE:
+        l->child = probe(t, l);
+        if (l->child == NIL) {
             return false;
         }
-        __builtin_prefetch(node_at(t, e->node));
-        __builtin_prefetch(cell_at(t, e->node, 0));
-        l->step = 2;
+        __builtin_prefetch(node_at(t, l->child));
+        __builtin_prefetch(cell_at(t, l->child, 0));
+        l->step = VISIT;
         return true;
-    }
-    const node *x = node_at(t, e->node);
-    if (l->step == 2) {
-        __builtin_prefetch(pages_at(t, x));
-        l->step = 3;
+    case VISIT:
+        x = node_at(t, l->child);
+        if (x->parent != l->node) {
+            l->slot++;
+            l->step = PROBE;
+            return true;
+        }
+        ask_page(t, pages_at(t, x));
+        if (x->len < l->left) {
+            ask_page(t, l->run + (size_t)x->len * t->page_bytes);
+        }
+        l->step = COMPARE;
         return true;
+    default:
+        l->step = HASH;
+        return lane_compare(t, l, readable);
     }
-    uint32_t shared;
-    uint32_t child =
-        rdx_child_step(t, l->node, run + (size_t)l->at * t->page_bytes, n - l->at, &shared);
-    if (child == NIL) {
-        return false;
-    }
-    l->node = child;
-    l->at += shared;
-    if (t->plain) {
-        cover_node(t, child, shared, readable, &l->c);
-    }
-    if (l->at == n || shared < node_at(t, child)->len) {
-        return false;
-    }
-    lane_start(t, l, run);
-    return true;
 }
 
 int rdx_tree_match_many(const rdx_tree *t, uint32_t m, const rdx_handle *roots,
@@ -231,21 +262,26 @@ int rdx_tree_match_many(const rdx_tree *t, uint32_t m, const rdx_handle *roots,
         for (uint32_t k = 0; k < LANES; k++) {
             lane *l = &lanes[k];
             if (l->prompt == NIL && next < m) {
-                *l = (lane){.prompt = next, .node = (uint32_t)roots[next], .c = {0, 0, true, true}};
-                if (counts[next] == 0) {
-                    l->step = 0;
-                } else {
-                    lane_start(t, l, pages[next]);
+                *l = (lane){.prompt = next,
+                            .left = counts[next],
+                            .run = pages[next],
+                            .node = (uint32_t)roots[next],
+                            .c = {0, 0, true, true}};
+                if (l->left) {
+                    ask_page(t, l->run);
                 }
                 next++;
+                busy++;
+                continue;
             }
             if (l->prompt == NIL) {
                 continue;
             }
             busy++;
             uint32_t q = l->prompt;
-            if (l->step == 0 || !lane_step(t, l, pages[q], counts[q], readable)) {
-                out[q].structural = (rdx_cursor){handle_of(t, l->node), roots[q], l->at};
+            if (l->left == 0 || !lane_step(t, l, readable)) {
+                out[q].structural =
+                    (rdx_cursor){handle_of(t, l->node), roots[q], counts[q] - l->left};
                 finish(t, l->node, &l->c, limits[q], readable, &out[q]);
                 l->prompt = NIL;
             }

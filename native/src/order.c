@@ -264,6 +264,13 @@ static void give(const rdx_tree *t, const node *x, uint32_t column, uint32_t at,
     }
 }
 
+/* The n slots that end at `end`, the last first. */
+static void give_slots(const int32_t *end, uint32_t n, int32_t *restrict slots) {
+    for (uint32_t k = 0; k < n; k++) {
+        slots[k] = *(end - 1 - k);
+    }
+}
+
 /* Takes up to n blocks from the front of node i, as far as no page is pinned. */
 static uint32_t take_front(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32_t *slots,
                            uint8_t *ids, uint32_t width) {
@@ -290,6 +297,12 @@ static uint32_t take_end(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, i
     cell *c = cell_at(t, i, column);
     const rdx_group *g = rule_of(t, column);
     uint32_t taken = 0;
+    if (rdx_width(g) == 1 && !ids) {
+        taken = n < c->hi - c->lo ? n : c->hi - c->lo;
+        give_slots(slots_at(t, x, column) + c->hi, taken, slots);
+        c->hi -= taken;
+        return taken;
+    }
     for (; taken < n && c->lo < c->hi; taken++) {
         uint32_t at = c->hi - 1;
         give(t, x, column, at, slots + taken, ids ? ids + (size_t)taken * width : NULL);

@@ -67,6 +67,7 @@ static int table_room(rdx_tree *t, uint32_t more) {
     if (!table) {
         return RDX_ENOMEM;
     }
+    rdx_ask_huge(table, sizeof(entry) * (size_t)cap);
     memset(table, 0xff, sizeof(entry) * (size_t)cap);
     for (uint32_t i = 0; i < t->table_cap; i++) {
         if (t->table[i].node != NIL) {
@@ -262,6 +263,7 @@ static int node_room(rdx_tree *t, uint32_t more) {
     if (!nodes) {
         return RDX_ENOMEM;
     }
+    rdx_ask_huge(nodes, cap * sizeof(node));
     t->nodes = nodes;
     t->node_cap = (uint32_t)cap;
     return RDX_OK;
