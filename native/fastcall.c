@@ -5,11 +5,11 @@
 #include <Python.h>
 
 #include "calls.h"
-#include "rdx.h"
+#include <stdbool.h>
 
 #define CAPSULE "rdx_tree"
 
-static PyObject *raiser; /* called with a status and whose fault it is; raises the class for it */
+static PyObject *raiser; /* called with a status and an index of a batch; raises the class */
 static PyTypeObject *match_type, *insert_type;
 
 /* One call, and the buffers that it holds until it is left. */
@@ -17,6 +17,7 @@ typedef struct taken {
     rdx_call call;
     Py_buffer views[6];
     Py_buffer *prompts; /* of a batch; with all that is kept of each, one allocation */
+    rdx_cursor *cursors;
     int numbers, buffers;
 } taken;
 
@@ -89,7 +90,7 @@ static int take_prompts(taken *t, PyObject *given) {
     return 0;
 }
 
-static int take_buffer(taken *t, PyObject *given, int writable, int width, int optional) {
+static int take_buffer(taken *t, PyObject *given, int writable, int width, const void *optional) {
     rdx_span *span = &t->call.v[t->buffers];
     Py_buffer *view = &t->views[t->buffers++];
     view->obj = NULL;
@@ -128,6 +129,27 @@ static int take_cursor(PyObject *given, rdx_cursor *at) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Many of them, or their bytes. */
+static int take_cursors(taken *t, PyObject *given) {
+    if (PyObject_CheckBuffer(given)) {
+        return take_buffer(t, given, 0, 1, NULL);
+    }
+    Py_ssize_t m = PySequence_Size(given);
+    t->cursors = m < 0 ? NULL : PyMem_Calloc((size_t)m + 1, sizeof(rdx_cursor));
+    if (!t->cursors) {
+        return m < 0 ? -1 : (PyErr_NoMemory(), -1);
+    }
+    t->views[t->buffers].obj = NULL;
+    t->call.v[t->buffers++] = (rdx_span){t->cursors, (uint64_t)m * sizeof(rdx_cursor)};
+    int failed = 0;
+    for (Py_ssize_t k = 0; k < m && !failed; k++) {
+        PyObject *item = PySequence_GetItem(given, k);
+        failed = item ? take_cursor(item, &t->cursors[k]) : -1;
+        Py_XDECREF(item);
+    }
+    return failed;
+}
+
 /* One argument, by its letter (calls.h). */
 static int take(taken *t, char kind, PyObject *given) {
     rdx_call *c = &t->call;
@@ -146,18 +168,14 @@ static int take(taken *t, char kind, PyObject *given) {
         return c->n[t->numbers++] > UINT32_MAX && PyErr_Occurred() ? -1 : 0;
     case 'c':
         return take_cursor(given, &c->at);
+    case 'C':
+        return take_cursors(t, given);
     case 'k':
         return take_prompt(c->tree, given, &t->views[t->buffers++], &c->prompt);
     case 'K':
         return take_prompts(t, given);
-    case 'b':
-    case 'a':
-        return take_buffer(t, given, 0, 1, kind == 'a');
-    case 'B':
-    case 'A':
-        return take_buffer(t, given, 1, 1, kind == 'A');
-    default:
-        return take_buffer(t, given, kind != 's', 4, kind == 'O');
+    default: /* capital letters are written to */
+        return take_buffer(t, given, kind < 'a', strchr("sSO", kind) ? 4 : 1, strchr("aAO", kind));
     }
 }
 
@@ -169,11 +187,7 @@ static PyObject *sequence(PyTypeObject *type, const uint64_t *values, int n) {
             Py_DECREF(result);
             return NULL;
         }
-        if (type) {
-            PyStructSequence_SetItem(result, i, value);
-        } else {
-            PyTuple_SetItem(result, i, value);
-        }
+        PyTuple_SetItem(result, i, value); /* a struct sequence is a tuple */
     }
     return result;
 }
@@ -200,13 +214,10 @@ static PyObject *give(const rdx_call *c, rdx_gives what) {
 }
 
 static PyObject *fail(const rdx_call *c, int status) {
-    if (status == RDX_NO_ROOM) {
-        PyErr_SetString(PyExc_ValueError, "columns, slots and ids must have room for all");
-        return NULL;
-    }
-    Py_XDECREF(raiser ? PyObject_CallFunction(raiser, "iI", status, c->bad) : NULL);
+    bool known = raiser && status != RDX_NO_ROOM;
+    Py_XDECREF(known ? PyObject_CallFunction(raiser, "iI", status, c->bad) : NULL);
     if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_RuntimeError, rdx_status_text(status));
+        PyErr_SetString(PyExc_ValueError, "columns, slots and ids must have room for all");
     }
     return NULL;
 }
@@ -216,6 +227,7 @@ static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     const rdx_entry *e = &rdx_entries[PyLong_AsSize_t(self)];
     taken t;
     t.prompts = NULL;
+    t.cursors = NULL;
     t.numbers = t.buffers = 0;
     t.call.many = 0;
     t.call.bad = UINT32_MAX;
@@ -235,6 +247,7 @@ static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
         PyBuffer_Release(&t.prompts[k]);
     }
     PyMem_Free(t.prompts);
+    PyMem_Free(t.cursors);
     if (failed || status != RDX_OK) {
         return failed ? NULL : fail(&t.call, status);
     }
@@ -262,13 +275,6 @@ static PyStructSequence_Field insert_fields[] =
 static PyStructSequence_Desc match_desc = {"radix.Match", NULL, match_fields, 6};
 static PyStructSequence_Desc insert_desc = {"radix.Insert", NULL, insert_fields, 6};
 
-/* True where it could not be added. */
-static int add(PyObject *module, const char *name, PyObject *object) {
-    int status = object ? PyModule_AddObjectRef(module, name, object) : -1;
-    Py_XDECREF(object);
-    return status < 0;
-}
-
 static PyObject *rdx_add_methods(PyObject *module) {
     if (!module) {
         return NULL;
@@ -281,7 +287,9 @@ static PyObject *rdx_add_methods(PyObject *module) {
         PyCFunction call = (PyCFunction)(void (*)(void))enter;
         methods[i] = (PyMethodDef){rdx_entries[i].name, call, METH_FASTCALL, NULL};
         PyObject *place = PyLong_FromSize_t(i);
-        failed = add(module, methods[i].ml_name, PyCFunction_NewEx(&methods[i], place, NULL));
+        PyObject *function = place ? PyCFunction_NewEx(&methods[i], place, NULL) : NULL;
+        failed = !function || PyModule_AddObjectRef(module, methods[i].ml_name, function) < 0;
+        Py_XDECREF(function);
         Py_XDECREF(place);
     }
     return failed ? NULL : module;

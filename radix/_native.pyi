@@ -72,6 +72,7 @@ def tree_insert_many(
     slots: object,
     canonical: object | None,
     leases: object | None,
+    touch: int,
     done: object,
     /,
 ) -> None: ...

@@ -11,41 +11,35 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-import numpy as np
-
-from radix._native import Match, tree_match
 from radix.admission import Largest, check_largest
 from radix.agreement import Agree, Agreement
 from radix.arguments import (
     at_least_one,
     check_supported,
     count_of,
-    int32,
-    number_below,
-    numbers_of,
     page_tokens_of,
     prompt_of,
-    slots_of,
     tiers_of,
 )
 from radix.audit import check_slots
-from radix.content import PageKeys, Prompt
+from radix.content import PageKeys
 from radix.epochs import Epochs
-from radix.errors import RequestError
 from radix.events import Event
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
-from radix.inserting import Inserting, Rows
-from radix.keys import Namespace, check_range
-from radix.lease import Lease, drain, mask_of
+from radix.inserting import Inserting
+from radix.judging import judge_of
+from radix.keys import Namespace
+from radix.lease import Home, drain
 from radix.lifecycle import Fences, Work, terms_of
 from radix.metrics import Metrics
 from radix.misses import explain
 from radix.namespaces import Namespaces
-from radix.ownership import AdoptedSlots, Ownership, rows_for_insert, rows_for_prompt
+from radix.ownership import AdoptedSlots, Ownership, rows_for_prompt
 from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
+from radix.policy.cost import Economy
 from radix.policy.eviction import check_policy
 from radix.policy.limits import Limits, check_writes
 from radix.prefetching import Prefetches
@@ -54,23 +48,23 @@ from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
 from radix.restoring import adopt
-from radix.serving import Serving
 from radix.spans import Value, recorded_span
-from radix.tier import Slots, Tier
+from radix.stepping import Stepping
+from radix.tier import Tier
 from radix.traffic import Traffic
 from radix.transfers import Transfers
-from radix.tree import EVERY_GROUP, NO_SLOT, TreeCore
+from radix.tree import TreeCore
 from radix.writeback import WriteBack
 
-_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 EVERYTHING = Demand()
 
 
-class PrefixCache(Serving, Traffic):
+class PrefixCache(Stepping, Traffic):
     """A prefix cache over tiers, the first of them the device (or the host where there is none).
 
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
-    Engine-driven: ``match``, ``lease``, ``insert``, ``evict``, ``offer``, ``spare``.
+    Engine-driven: ``match``, ``lease``, ``insert``, ``evict``, ``offer``, ``spare``; for a step's
+    requests: ``match_many``, ``lease_many``, ``insert_many``, ``release_many``.
     Ask: ``explain``, ``counters``, ``usage``, ``borrowed``. Run: ``set_mode``, ``flush``,
     ``check``, ``close``. Begin anew: ``reset``, ``fence_lifted``, ``set_revision``. One thread at a
     time: a call while another runs raises ``BusyError``.
@@ -94,6 +88,7 @@ class PrefixCache(Serving, Traffic):
         largest: Largest | None = None,
         limits: Limits | None = None,
         agree: Agree | None = None,
+        economy: Economy | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -107,7 +102,8 @@ class PrefixCache(Serving, Traffic):
         (``"write_back"``) or when they are asked for again (``"write_after"``). ``limits``: bounds
         and deadlines of what moves. ``agree``: gives the element-wise minimum over all replicas of
         this cache, which are called alike, with fences that are step numbers (``Agreement``).
-        Raises ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
+        ``economy``: load only what loads faster than it is computed (None: every hit). Raises
+        ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -135,10 +131,12 @@ class PrefixCache(Serving, Traffic):
             keep_keys=events or len(placed) > 1 or self._lent or placed[0].capability.persistent,
             seed=seed,
         )
+        self._home = Home(self.tree, self._dropped, self.gate)
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
         stream = self._events if events else None
         self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
         self._assemble(media, write, checkpoints, bounds)
+        self._judge = judge_of(self.transfers, economy, self.align_tokens, self._events, agree)
         self._open(media, largest)
 
     def _placed(self, media: tuple[Tier, ...], ownership: Ownership) -> tuple[Tier, ...]:
@@ -157,7 +155,7 @@ class PrefixCache(Serving, Traffic):
         self, media: tuple[Tier, ...], write: str, checkpoints: Checkpoints | None, bounds: Limits
     ) -> None:
         """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
-        lent, clock = self._lent, self._clock
+        lent, clock, events = self._lent, self._clock, self._events
         self.residency.root_keys = self._spaces.keys
         self.fences = Fences()
         self.transfers = Transfers(
@@ -166,32 +164,24 @@ class PrefixCache(Serving, Traffic):
             self._spaces.names,
             media[1:] if lent else media,
             media[0] if lent else None,
-            self._events,
+            events,
             write,
             bounds,
             lambda: self.fences.step,
         )
         self._back = WriteBack(self.transfers, bounds, enabled=write == "write_back")
         self._ahead = Prefetches(self.transfers)
+        page, align = self.page_tokens, self.align_tokens
         self.requests = Requests(
-            self.residency,
-            self.transfers,
-            self.fences,
-            self.page_tokens,
-            clock,
-            self._events,
-            self.align_tokens,
-            checkpoints,
+            self.residency, self.transfers, self.fences, page, clock, events, align, checkpoints
         )
         self._epochs = Epochs(
             self.residency, self.transfers, self.requests, self._spaces, self._ahead
         )
-        self._coarse = self.align_tokens > self.page_tokens
-        self.align_tokens = self.requests.align_tokens
-        self._prompts = Prompts(self.residency, self._spaces, self.keys, self.align_tokens)
-        self._inserting = Inserting(
-            self.residency, self.transfers, self.page_tokens, self.align_tokens
-        )
+        self._coarse = align > page
+        self.align_tokens = align = self.requests.align_tokens
+        self._prompts = Prompts(self.residency, self._spaces, self.keys, align)
+        self._inserting = Inserting(self.residency, self.transfers, page, align)
 
     def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:
         opened: list[Tier] = []
@@ -270,11 +260,6 @@ class PrefixCache(Serving, Traffic):
             self._drain()
             return self._resume(work, namespace, new_tokens, slots, device_tokens)
 
-    def _adopted(self) -> AdoptedSlots:
-        if self._shared is None:
-            raise RequestError(f"device slots are {self.ownership.value}, not shared")
-        return self._shared
-
     def poll(self) -> list[Event]:
         """Takes completions, lets what waited go on; the events since the last call.
 
@@ -288,6 +273,8 @@ class PrefixCache(Serving, Traffic):
             self._ahead.run()
             self._epochs.run()
             self._back.run()
+            if self._judge is not None:
+                self._judge.heard()
             events = self._events[:]
             self._events.clear()
             return events
@@ -308,167 +295,6 @@ class PrefixCache(Serving, Traffic):
         the events, by the cache's clock. ``args``: numbers and strings to see beside it.
         """
         return recorded_span(self.gate, self._clock, self._events, name, args)
-
-    # ------------------------------------------------------------ engine-driven
-    def match(
-        self,
-        tokens: object,
-        *,
-        namespace: Namespace | None = None,
-        leave: int = 1,
-        content: object = None,
-    ) -> tuple[Match, Cursor]:
-        """How much of ``tokens`` is there, in pages, and the cursor of its end; changes nothing.
-
-        The last ``leave`` tokens never count as hit. ``content``: as in ``admit``. Cost: the tokens
-        compared, where keys are digests all of them.
-        """
-        # The most frequent call of all: no wrapper stands between it and the native one.
-        gate = self.gate
-        if not gate.take(False):
-            gate.refuse()
-        try:
-            if gate.closed:
-                gate.refuse()
-            if self.keys.opaque or content is not None or self._coarse:
-                asked = self._prompts.of(int32(tokens), namespace, content)
-                found = self._prompts.match(asked, count_of("leave", leave))
-                return found, _tuple(Cursor, (asked.root, found[5], found[2]))
-            root, readable = self._spaces.root(namespace), self.residency.readable()
-            try:
-                found = tree_match(self.tree.capsule, root, tokens, leave, readable)
-            except (TypeError, ValueError, OverflowError, BufferError):
-                # No int32 buffer as it stands: converted, or refused by name.
-                run, left = int32(tokens), min(count_of("leave", leave), 1 << 31)
-                found = tree_match(self.tree.capsule, root, run, left, readable)
-            self._seen = seen = _tuple(Cursor, (root, found[5], found[2]))
-            return found, seen
-        finally:
-            gate.leave()
-
-    def lease(self, cursor: Cursor, *, groups: Sequence[int] | None = None) -> Lease:
-        """Pins the path to ``cursor``; a stale one pins a shorter path, never another.
-
-        Of groups that need not every block it pins what a hit at its end needs; ``groups``: of
-        these alone.
-
-        ``StaleError`` where its whole namespace, empty, has gone meanwhile: match again.
-        """
-        with self.gate:
-            self._drain()
-            mask = EVERY_GROUP if groups is None else mask_of(groups, len(self.groups))
-            return Lease(self.tree, cursor, self._dropped, self.gate, mask)
-
-    def insert(
-        self,
-        tokens: object,
-        lease: Lease,
-        *,
-        slots: Sequence[object] | None = None,
-        partial: bool = False,
-        boundaries: Sequence[int] = (),
-        content: object = None,
-    ) -> Inserted:
-        """Shares the full pages of ``tokens`` behind the end of ``lease``, whose bytes are final.
-
-        The lease then covers them. ``tokens``: the whole prompt. ``slots``: by group, the slots
-        that hold the new pages, -1 where there is none (shared): the i-th is of the block that
-        stands at the i-th new page. Where the cache owns the slots it picks them itself, over a
-        first tier without bytes only: requests fill theirs before ``computed``. ``boundaries``:
-        lengths in tokens at which a hit is to be possible beside the end; checkpoints stand there
-        alone. ``content``: as in ``admit``. ``partial``: insert what fits instead of raising
-        ``CapacityError``. Raises ``LeaseError`` for a lease that is released, another cache's, or
-        ends behind what the device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
-        """
-        run = int32(tokens)
-        with self.gate:
-            lease.native(self.tree)
-            if self._lent:
-                raise RequestError("insert: borrowed device slots enter by computed alone")
-            asked = self._prompts.behind(lease.cursor, run, content)
-            first = lease.cursor.pages
-            count = max(0, len(run) // self.page_tokens - first)
-            inserting = self._inserting
-            lengths = numbers_of("boundaries", boundaries) if boundaries else []
-            if lengths:
-                lengths = inserting.boundaries(lengths, first, first + count)
-            rows: list[Slots] | None = None
-            if slots is not None or self._shared is not None:
-                rows = rows_for_insert(self.ownership, slots, self.residency.rules, count)
-            if first and (len(self.residency.tiers) > 1 or self._epochs.begun):
-                inserting.check_device(lease)
-            if count == 0:
-                return Inserted(0, 0, [], [])
-            if rows is None:
-                return self._insert_owned(asked, lease, count, lengths, partial)
-            shared = self._adopted()
-            rows, unneeded = inserting.needed(rows, first, lengths)
-            shared.adopt_all([row[row != NO_SLOT] for row in rows])
-            try:
-                given = Rows(np.stack(rows), [None] * len(rows))
-                result = inserting.insert(asked, lease, first, given)
-            except BaseException:
-                shared.withdraw_all([row[row != NO_SLOT] for row in rows])
-                raise
-            for group, row in enumerate(result.duplicates):
-                shared.withdraw(group, row)
-                result.duplicates[group] = np.concatenate((row, unneeded[group]))
-            return result
-
-    def _insert_owned(
-        self, asked: Prompt, lease: Lease, count: int, lengths: list[int], partial: bool
-    ) -> Inserted:
-        if self.residency.tiers[0].capability.holds_bytes:
-            check_range(asked.tokens)
-            raise RequestError(
-                "insert: nobody has written the slots that the cache owns; "
-                "use admit and computed, or shared slots"
-            )
-        inserting, first, at = self._inserting, lease.cursor.pages, lease.cursor
-        if inserting.parts and at != self._seen:  # pages behind the hit may be there already
-            found = self._prompts.find(asked, 0, 0)
-            at = Cursor(at.root, found.node, found.structural_pages)
-        if not partial:
-            rows = inserting.reserve(first, first + count, lengths, at)
-        elif (some := inserting.fitting(at, first, count, lengths)) is not None:
-            rows = some
-        else:
-            return Inserted(0, 0, [], [])
-        return inserting.insert(asked, lease, first, rows)
-
-    def evict(self, group: int, count: int, *, tier: int = 0) -> Slots:
-        """Evicts up to ``count`` blocks of a group, oldest first; the slots that went.
-
-        Of the first tier they are the engine's again where it shares them. Cost: the blocks.
-        """
-        wanted = count_of("count", count)
-        with self.gate:
-            self._drain()
-            self._known(group, tier)
-            resident = self.tree.column_stats(self.tree.column(group, tier)).resident
-            slots = self.residency.evict(tier, group, min(wanted, resident))
-            if tier == 0 and self._shared is not None:
-                self._shared.withdraw(group, slots)
-            return slots
-
-    def _known(self, group: int, tier: int = 0) -> None:
-        number_below("group", group, len(self.groups))
-        number_below("tier", tier, len(self.residency.tiers))
-
-    def offer(self, group: int, slots: object) -> None:
-        """Gives the cache free slots of the engine's (shared)."""
-        row = slots_of("slots", slots)
-        with self.gate:
-            self._known(group)
-            self._adopted().offer(group, row)
-
-    def spare(self, group: int) -> Slots:
-        """Takes back the slots that the cache does not use (shared): offered in excess, given up by
-        a request, or evicted to make room.
-        """
-        with self.gate:
-            self._known(group)
-            return self._adopted().spare(group)
 
     # ------------------------------------------------------------ asking
     def explain(

@@ -11,7 +11,7 @@ the engine names, needs. Keeps I15, I27 and I28: what is not needed gets no slot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,17 @@ from radix._native import tree_insert
 from radix.content import Prompt
 from radix.errors import CapacityError, LeaseError
 from radix.groups import Rule
+from radix.keys import Tokens
 from radix.lease import Lease
 from radix.plan import Cursor
 from radix.residency import Residency
+from radix.steps import CURSORS, Counts, of_request
 from radix.tier import Slots
 from radix.transfers import Transfers
 from radix.tree import NO_SLOT
 
 Mask = npt.NDArray[np.bool_]
+_NONE = np.empty(0, np.int32)
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -40,6 +43,56 @@ class Inserted(NamedTuple):
     created_pages: int
     slots: list[Slots]
     duplicates: list[Slots]
+
+
+class Entry(NamedTuple):
+    """One insert of a batch: ``fresh`` pages behind ``first``, ``marks`` the lengths at which a
+    hit is to be possible. ``pages``: the prompt ``run`` as the tree takes it, from its beginning.
+    """
+
+    lease: Lease
+    number: int
+    first: int
+    fresh: int
+    marks: list[int]
+    run: Tokens
+    pages: object
+
+
+class Inserts(Sequence[Inserted]):
+    """What a batch of inserts did, as a sequence: an ``Inserted`` each; as arrays:
+    ``existing_pages`` and ``created_pages``, (n,) uint32.
+    """
+
+    __slots__ = ("_groups", "_kept", "_starts", "created_pages", "existing_pages", "twice")
+
+    def __init__(
+        self, existing: Counts, created: Counts, kept: Slots, groups: int, twice: list[list[Slots]]
+    ) -> None:
+        self.existing_pages = existing
+        self.created_pages = created
+        self.twice = twice  # by request and group: slots that were not needed; empty for none
+        self._kept = kept
+        self._groups = groups
+        self._starts: list[int] = [0, *np.cumsum(groups * (existing + created)).tolist()]
+
+    def __len__(self) -> int:
+        return len(self.existing_pages)
+
+    @overload
+    def __getitem__(self, index: int) -> Inserted: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Inserted]: ...
+    def __getitem__(self, index: int | slice) -> Inserted | list[Inserted]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        lo, hi = self._starts[at], self._starts[at + 1]
+        if lo == hi:
+            return Inserted(0, 0, [], [])
+        kept = list(self._kept[lo:hi].reshape(self._groups, -1))
+        twice = self.twice[at] if self.twice else [row[:0] for row in kept]
+        return Inserted(int(self.existing_pages[at]), int(self.created_pages[at]), kept, twice)
 
 
 class Rows(NamedTuple):
@@ -70,6 +123,9 @@ class Inserting:
             rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
             for rule in residency.rules
         )
+        # Whether a path may go on behind what the first tier holds of it: in a tier below, or in
+        # another group, whose blocks go on their own.
+        self.gaps = len(residency.tiers) > 1 or len(residency.rules) > 1
         tree = residency.tree
         self.columns = np.array(
             [tree.column(group, 0) for group in range(len(residency.groups))], np.uint32
@@ -257,12 +313,119 @@ class Inserting:
             else self._settle(lease.cursor, group, first, slots[group], canonical[group])
             for group, span in enumerate(spans)
         ]
-        if self.transfers.reuse is not None:  # what it went on from was asked for again
-            self.transfers.asked(lease.cursor, 0, first + count)
-            first, count = 0, first + count
-        for refused, _ in self.transfers.store(lease.cursor, first, count, 0, 0):
-            self.transfers.count("declined", refused.target, refused.group, refused.blocks)
+        if self.transfers.deepest > 0:
+            self._send_down(lease.cursor, first, count)
         return Inserted(result.existing, result.created, list(canonical), twice)
+
+    def _send_down(self, at: Cursor, first: int, count: int) -> None:
+        if self.transfers.reuse is not None:  # what it went on from was asked for again
+            self.transfers.asked(at, 0, first + count)
+            first, count = 0, first + count
+        for refused, _ in self.transfers.store(at, first, count, 0, 0):
+            self.transfers.count("declined", refused.target, refused.group, refused.blocks)
+
+    # ------------------------------------------------------------ a step's
+    def reserve_many(self, entries: Sequence[Entry], ends: Sequence[Cursor]) -> Slots:
+        """``reserve`` for each, all or none, as ``insert_many`` takes them. ``ends``: of each
+        prompt, how far the tree knows it. ``CapacityError`` names the first without room.
+        """
+        if len(self.residency.rules) == 1 and self.plain:
+            try:
+                return self.residency.reserve(0, 0, sum(entry.fresh for entry in entries))
+            except CapacityError as error:
+                sums = np.cumsum([entry.fresh for entry in entries])
+                room = max(0, error.free + error.evictable)
+                raise of_request(error, int(np.searchsorted(sums, room, "right"))) from None
+        found: list[Slots] = []
+        try:
+            for entry, at in zip(entries, ends, strict=True):
+                first, last = entry.first, entry.first + entry.fresh
+                rows = self.reserve(first, last, entry.marks, at).slots if entry.fresh else _NONE
+                found.append(rows.reshape(-1))
+        except BaseException as error:
+            for entry, row in zip(entries, found, strict=False):
+                self._give_all(entry, row)
+            if isinstance(error, CapacityError):
+                raise of_request(error, len(found)) from None
+            raise
+        return np.concatenate(found) if found else _NONE
+
+    def _give_all(self, entry: Entry, row: Slots) -> None:
+        if entry.fresh:
+            for group, part in enumerate(row.reshape(-1, entry.fresh)):
+                self.give_back(group, part)
+
+    def insert_many(self, entries: Sequence[Entry], flat: Slots) -> Inserts:
+        """``insert`` for each, all or none, in one crossing. ``flat``: of each in turn its slots,
+        (groups, pages). On an error they go back.
+        """
+        tree, groups = self.residency.tree, len(self.columns)
+        work = [entry for entry in entries if entry.fresh]
+        kept = np.empty(len(flat), np.int32)
+        try:
+            rows = tree.insert_many(
+                [entry.lease.cursor for entry in work],
+                [entry.pages for entry in work],
+                self.columns,
+                flat,
+                kept,
+                [entry.number for entry in work],
+                touch=self.parts,  # what it hit there was used: its end moves on
+            )
+        except BaseException:
+            at = 0
+            for entry in work:
+                self._give_all(entry, flat[at : at + groups * entry.fresh])
+                at += groups * entry.fresh
+            raise
+        for entry, end in zip(work, rows[list(CURSORS.names or ())].tolist(), strict=True):
+            entry.lease.cursor = _tuple(Cursor, end)
+        twice = self._settle_many(work, flat, kept)
+        existing, created = np.zeros((2, len(entries)), np.uint32)
+        busy = slice(None) if len(work) == len(entries) else [entry.fresh > 0 for entry in entries]
+        existing[busy], created[busy] = rows["existing"], rows["created"]
+        if twice and len(work) < len(entries):
+            each = iter(twice)
+            twice = [next(each) if entry.fresh else [] for entry in entries]
+        return Inserts(existing, created, kept, groups, twice)
+
+    def _settle_many(self, entries: Sequence[Entry], flat: Slots, kept: Slots) -> list[list[Slots]]:
+        """Commits what the tree took, and sends it down; by entry what was not needed, if any."""
+        groups, twice = len(self.columns), []
+        if self.residency.events is None and kept.tobytes() == flat.tobytes():
+            if groups == 1 and self.plain:
+                self.residency.tiers[0].commit(0, flat)
+            else:
+                self._commit_rows(entries, flat)
+        else:
+            at = 0
+            for entry in entries:
+                end = at + groups * entry.fresh
+                shape = (groups, entry.fresh)
+                pairs = zip(flat[at:end].reshape(shape), kept[at:end].reshape(shape), strict=True)
+                twice.append(
+                    [
+                        self._settle(entry.lease.cursor, group, entry.first, row, mine)
+                        for group, (row, mine) in enumerate(pairs)
+                    ]
+                )
+                at = end
+        if self.transfers.deepest > 0:
+            for entry in entries:
+                self._send_down(entry.lease.cursor, entry.first, entry.fresh)
+        return twice
+
+    def _commit_rows(self, entries: Sequence[Entry], flat: Slots) -> None:
+        groups, at = len(self.columns), 0
+        parts: list[list[Slots]] = [[] for _ in range(groups)]
+        for entry in entries:
+            end = at + groups * entry.fresh
+            for part, row in zip(parts, flat[at:end].reshape(groups, entry.fresh), strict=True):
+                part.append(row)
+            at = end
+        for group, part in enumerate(parts):
+            if part:
+                self._commit(group, np.concatenate(part), None)
 
     def _commit(self, group: int, row: Slots, span: tuple[int, int] | None) -> Slots:
         """Commits every slot of a row; none was not needed."""

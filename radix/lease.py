@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
-from radix._native import lease_take
+from radix._native import lease_release, lease_take
 from radix.arguments import number_below
 from radix.errors import LeaseError
 from radix.gate import Gate
 from radix.plan import Cursor
+from radix.steps import CursorRows, of_request
 from radix.tree import BY_RULE, EVERY_GROUP, TreeCore
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
@@ -27,27 +28,29 @@ def mask_of(groups: Sequence[object], count: int) -> int:
     return mask
 
 
+class Home:
+    """What all leases of a cache share: its tree, the list of those that were dropped, its gate."""
+
+    __slots__ = ("dropped", "gate", "tree")
+
+    def __init__(self, tree: TreeCore, dropped: deque[int], gate: Gate) -> None:
+        self.tree = tree
+        self.dropped = dropped
+        self.gate = gate
+
+
 class Lease:
     """Pages [0, ``pages``) of one path stay resident until ``release``.
 
-    Made by ``PrefixCache.lease``; never by hand.
+    Made by ``PrefixCache.lease`` and ``lease_many``; never by hand.
     """
 
-    __slots__ = ("_dropped", "_id", "_owner", "_tree", "cursor")
+    __slots__ = ("_home", "_id", "cursor")
 
-    def __init__(
-        self,
-        tree: TreeCore,
-        cursor: Cursor,
-        dropped: deque[int],
-        owner: Gate,
-        mask: int = EVERY_GROUP,
-    ) -> None:
+    def __init__(self, home: Home, cursor: Cursor, mask: int = EVERY_GROUP) -> None:
+        self._home = home
         self._id = 0  # what __del__ reads if the tree refuses
-        self._tree = tree
-        self._dropped = dropped
-        self._owner = owner
-        self._id, node, pages = lease_take(tree.capsule, cursor, mask, BY_RULE)
+        self._id, node, pages = lease_take(home.tree.capsule, cursor, mask, BY_RULE)
         self.cursor = _tuple(Cursor, (cursor[0], node, pages))
 
     @property
@@ -66,7 +69,7 @@ class Lease:
         """
         if self._id == 0:
             raise LeaseError("the lease was released already")
-        if tree is not self._tree:
+        if tree is not self._home.tree:
             raise LeaseError("the lease belongs to another cache")
         return self._id
 
@@ -74,24 +77,31 @@ class Lease:
         """Gives it back; its path becomes the most recently used. ``LeaseError`` if done before,
         ``BusyError`` while another thread's call runs. A closed cache holds nothing any more.
         """
-        number = self.native(self._tree)
-        if not self._owner.closed:
-            with self._owner:
-                self._tree.release(number)
+        home = self._home
+        number, gate = self.native(home.tree), home.gate
+        if not gate.closed:
+            if not gate.take(False):
+                gate.refuse()
+            try:
+                lease_release(home.tree.capsule, number, 1)
+            finally:
+                gate.leave()
         self._id = 0
 
     def narrow(self, groups: Sequence[int]) -> None:
         """Lets go of what it pins of other groups than these, but for groups of which every block
         counts: those are pinned on its whole path to the end.
         """
-        with self._owner:
-            self._tree.narrow(self.native(self._tree), mask_of(groups, self._tree.groups))
+        tree = self._home.tree
+        with self._home.gate:
+            tree.narrow(self.native(tree), mask_of(groups, tree.groups))
 
     def move(self, cursor: Cursor) -> None:
         """Ends it elsewhere on its path; the new end is pinned before the old one is let go."""
-        with self._owner:
-            self._tree.move(self.native(self._tree), cursor)
-            self.cursor = self._tree.lease_end(cursor.root, self._id)
+        tree = self._home.tree
+        with self._home.gate:
+            tree.move(self.native(tree), cursor)
+            self.cursor = tree.lease_end(cursor.root, self._id)
 
     def __enter__(self) -> Lease:
         return self
@@ -108,7 +118,7 @@ class Lease:
     def __del__(self) -> None:
         # any thread may end here: appending to a deque takes no lock, the owner drains it
         if self._id:
-            self._dropped.append(self._id)
+            self._home.dropped.append(self._id)
 
 
 def drain(tree: TreeCore, dropped: deque[int]) -> int:
@@ -118,3 +128,41 @@ def drain(tree: TreeCore, dropped: deque[int]) -> int:
         tree.release(dropped.popleft())
         count += 1
     return count
+
+
+def leases_of(home: Home, cursors: CursorRows, mask: int) -> list[Lease]:
+    """A lease for each cursor, all or none, in one crossing; what it pins ends where it ends."""
+    numbers, ends = home.tree.lease_many(cursors, mask)
+    leases: list[Lease] = []
+    make = Lease.__new__
+    for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
+        lease = make(Lease)
+        lease._home, lease._id, lease.cursor = home, number, _tuple(Cursor, end)
+        leases.append(lease)
+    return leases
+
+
+def numbers_of(home: Home, leases: Sequence[Lease]) -> list[int]:
+    """What the tree knows them by. ``LeaseError`` names one that is released, another cache's, or
+    stands twice.
+    """
+    tree, found = home.tree, []
+    try:
+        for lease in leases:
+            found.append(lease.native(tree))
+        if len(set(found)) < len(found):
+            found = found[: next(at for at, one in enumerate(found) if one in found[:at])]
+            raise LeaseError("the lease stands twice")
+    except LeaseError as error:
+        raise of_request(error, len(found)) from None
+    return found
+
+
+def release_all(home: Home, leases: Sequence[Lease]) -> None:
+    """Gives leases back, all or none, in one crossing: ``PrefixCache.release_many``."""
+    numbers = numbers_of(home, leases)
+    if not home.gate.closed:
+        with home.gate:
+            home.tree.release_many(numbers)
+    for lease in leases:
+        lease._id = 0

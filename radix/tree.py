@@ -32,8 +32,8 @@ from radix._native import (
 )
 from radix.errors import InvariantError, StaleError
 from radix.groups import Rule
-from radix.keys import as_tokens
 from radix.plan import Cursor
+from radix.steps import EVERY_GROUP, Steps
 from radix.tier import Keys, Slots
 from radix.treeparts import ColumnStats, NodeView, TreeStats, raise_status, rows_of
 
@@ -52,7 +52,6 @@ __all__ = [
 
 NO_SLOT = -1
 BY_RULE: int = lib.RDX_BY_RULE  # a lease pins the pages that each group's rule names
-EVERY_GROUP: int = lib.RDX_EVERY_GROUP
 AT_ANY_AGE = 0xFFFFFFFFFFFFFFFF
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 ALL_FULL = Rule(lib.RDX_RULE_FULL, 1, 0, 0, True, 1)
@@ -65,13 +64,14 @@ def _match(m: Any) -> Match:
     )
 
 
-class TreeCore:
+class TreeCore(Steps):
     """A radix tree of pages with one slot column a (group, tier).
 
-    Walk: ``match``, ``match_many``, ``joint``, ``slots``, ``entries``, ``keys``, ``pages``. Change:
+    Walk: ``match``, ``joint``, ``slots``, ``entries``, ``keys``, ``pages``. Change:
     ``root``, ``insert``, ``attach``, ``drop``, ``drop_span``, ``evict``, ``touch``, ``restore``.
     Pin: ``lease``, ``release``, ``move``, ``narrow``. Look: ``nodes``, ``stats``,
-    ``column_stats``, ``check``.
+    ``column_stats``, ``check``. For many requests: ``match_many``, ``lease_many``,
+    ``insert_many``, ``release_many``.
     """
 
     def __init__(
@@ -155,32 +155,6 @@ class TreeCore:
         raise_status(lib.rdx_tree_match(self.native, root, view, count, limit, readable, out))
         return _match(out)
 
-    def match_many(
-        self,
-        roots: Sequence[int],
-        prompts: Sequence[object],
-        leave: int = 1,
-        readable: int = 0xFFFFFFFF,
-    ) -> list[Match]:
-        """``match`` for each of many prompts, walked in turns so that their cache misses overlap.
-
-        One root a prompt; otherwise as ``match``. Cost: the tokens compared, one crossing.
-        """
-        if len(roots) != len(prompts):
-            raise ValueError(f"roots must be one a prompt: {len(roots)} for {len(prompts)}")
-        width = self.page_bytes
-        views = [self._page_view(prompt) for prompt in prompts]
-        counts = [len(view) // width for view in views]
-        limits = [max(0, len(v) - 4 * leave) // width for v in views] if leave else counts
-        out = ffi.new("rdx_match[]", len(views))
-        pages = ffi.new("void *[]", views)
-        raise_status(
-            lib.rdx_tree_match_many(
-                self.native, len(views), list(roots), pages, counts, limits, readable, out
-            )
-        )
-        return [_match(found) for found in out]
-
     def joint(self, cursor: Cursor, limit: int, readable: int = 0xFFFFFFFF) -> tuple[int, int]:
         """The joint hit on the path to ``cursor``, at most ``limit`` pages, and why no more.
 
@@ -189,17 +163,6 @@ class TreeCore:
         out = self._u32
         raise_status(lib.rdx_joint(self.native, self._at(cursor), limit, readable, out, out + 1))
         return int(out[0]), int(out[1])
-
-    def _page_view(self, prompt: object) -> Any:
-        """The bytes of a prompt, held as long as the view lives."""
-        if self.check_ids:
-            return ffi.from_buffer(as_tokens(prompt, "prompts").view(np.uint8))
-        view = ffi.from_buffer(prompt)
-        if len(view) % self.page_bytes:
-            raise ValueError(
-                f"keys must be whole pages of {self.page_bytes} bytes, not {len(view)}"
-            )
-        return view
 
     def _at(self, cursor: Cursor) -> object:
         at = self._cursor

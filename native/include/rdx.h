@@ -359,11 +359,12 @@ int rdx_lease_release_many(rdx_tree *tree, const uint64_t *leases, uint32_t m, i
                            uint32_t *bad);
 /* m inserts, each as rdx_tree_insert: of the counts[i] pages at pages[i], the whole prompt, those
  * behind from[i] go in. slots, and canonical unless NULL, hold nslots: of each request in turn its
- * ncolumns rows, as long as its new pages are many. leases (NULL: none): one each, 0 for none. */
+ * ncolumns rows, as long as its new pages are many. leases (NULL: none): one each, 0 for none.
+ * touch: 1 makes the path to from[i], unless it is empty, the most recently used before. */
 int rdx_tree_insert_many(rdx_tree *tree, const rdx_cursor *from, uint32_t m,
                          const void *const *pages, const uint32_t *counts, const uint32_t *columns,
                          uint32_t ncolumns, const int32_t *slots, uint64_t nslots,
-                         int32_t *canonical, const uint64_t *leases, rdx_insert *out,
+                         int32_t *canonical, const uint64_t *leases, int touch, rdx_insert *out,
                          uint32_t *bad);
 
 /* ---------------------------------------------------------------- columns (columns.c) */

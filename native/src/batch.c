@@ -75,9 +75,10 @@ typedef struct part {
     size_t spare_bytes;
 } part;
 
-/* Most splits that giving a run its slots can cost: one for each slot that is no part of a row. */
+/* The most nodes that an insert can take: one for each slot of a group that is not full, and what
+ * its two ends and a touch cost. */
 static uint64_t splits_for(const rdx_tree *t, const part *p, const uint32_t *columns, uint32_t n) {
-    uint64_t found = 2;
+    uint64_t found = 3;
     for (uint32_t c = 0; c < n; c++) {
         const int32_t *row = p->slots + (size_t)c * p->n;
         for (uint32_t i = 0; is_sparse(t, columns[c]) && i < p->n; i++) {
@@ -115,7 +116,7 @@ static int parts_room(rdx_tree *t, part *parts, uint32_t m, const uint32_t *colu
 int rdx_tree_insert_many(rdx_tree *t, const rdx_cursor *from, uint32_t m, const void *const *pages,
                          const uint32_t *counts, const uint32_t *columns, uint32_t ncolumns,
                          const int32_t *slots, uint64_t nslots, int32_t *canonical,
-                         const uint64_t *leases, rdx_insert *out, uint32_t *bad) {
+                         const uint64_t *leases, int touch, rdx_insert *out, uint32_t *bad) {
     *bad = leases ? first_bad_lease(t, leases, m) : m;
     if (*bad < m) {
         return RDX_ELEASE;
@@ -145,6 +146,9 @@ int rdx_tree_insert_many(rdx_tree *t, const rdx_cursor *from, uint32_t m, const 
         t->spare = p->spare;
         t->spare_bytes = p->spare_bytes;
         p->spare = NULL;
+        if (touch && from[k].pages) {
+            rdx_touch(t, from[k]);
+        }
         status = rdx_tree_insert(t, from[k], p->run, p->n, columns, ncolumns, p->slots,
                                  p->canonical, p->lease, &out[k]);
         p->spare = t->spare; /* not needed, or NULL */

@@ -88,7 +88,7 @@ static int tree_insert_many(rdx_call *c) {
                    HOLDS(4, c->many, sizeof(uint64_t)) && HOLDS(5, c->many, sizeof(rdx_insert))
                ? rdx_tree_insert_many(c->tree, BUF(0), c->many, c->runs, c->counts, BUF(1),
                                       (uint32_t)(c->v[1].bytes / 4), BUF(2), nslots, BUF(3), BUF(4),
-                                      BUF(5), &c->bad)
+                                      c->n[0] != 0, BUF(5), &c->bad)
                : RDX_NO_ROOM;
 }
 
@@ -145,9 +145,9 @@ static int pool_move(rdx_call *c) {
 const rdx_entry rdx_entries[RDX_ENTRIES] = {
     ENTRY(tree_new, "uuuuunb", TREE),      ENTRY(tree_address, "t", NUMBER),
     ENTRY(tree_match, "tnknu", MATCH),     ENTRY(tree_match_many, "tKbnuB", NOTHING),
-    ENTRY(lease_take, "tcnu", THREE),      ENTRY(lease_take_many, "tbnBB", NOTHING),
+    ENTRY(lease_take, "tcnu", THREE),      ENTRY(lease_take_many, "tCnBB", NOTHING),
     ENTRY(lease_release, "tnu", NOTHING),  ENTRY(lease_release_many, "tbu", NOTHING),
-    ENTRY(tree_insert, "tckssOn", INSERT), ENTRY(tree_insert_many, "tKbssOaB", NOTHING),
+    ENTRY(tree_insert, "tckssOn", INSERT), ENTRY(tree_insert_many, "tKCssOauB", NOTHING),
     ENTRY(tree_evict, "tuunSA", NUMBER),   ENTRY(tree_peek, "tu", NUMBER),
     ENTRY(tree_touch, "tc", NOTHING),      ENTRY(tree_slots, "tcuuuS", NOTHING),
     ENTRY(tree_column, "tu", THREE),       ENTRY(pool_count, "pu", NUMBER),

@@ -48,7 +48,7 @@ typedef enum rdx_gives {
  *     n u  a number; one of 32 bits     c    a cursor
  *     k K  a prompt; many of them       b a  bytes to read; or none
  *     s    numbers of 32 bits to read   B A  bytes to write; or none
- *     S O  numbers of 32 bits to write; or none */
+ *     C    cursors, bytes to read       S O  numbers of 32 bits to write; or none */
 typedef struct rdx_entry {
     const char *name;
     const char *takes;

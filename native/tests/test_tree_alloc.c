@@ -256,7 +256,7 @@ static void scenario_of_steps(world *w, bool gaps, uint64_t mask) {
         THROUGH(w, rdx_lease_take_many(w->tree, at, STEP, mask, leases, at, &bad));
         fill_slots(slots, at, counts, gaps);
         THROUGH(w, rdx_tree_insert_many(w->tree, at, STEP, pages, counts, both, 2, slots,
-                                        STEP * 2 * PAGES, canonical, leases, done, &bad));
+                                        STEP * 2 * PAGES, canonical, leases, k % 2, done, &bad));
         for (uint32_t q = 0; q < STEP; q++) {
             EXPECT_EQ(done[q].end.pages, counts[q]);
             at[q] = done[q].end;
@@ -267,7 +267,7 @@ static void scenario_of_steps(world *w, bool gaps, uint64_t mask) {
         if (k % 3 == 2)
             EXPECT_EQ(rdx_lease_release_many(w->tree, leases, STEP, k % 2, &bad), RDX_OK);
         THROUGH(w, rdx_tree_insert_many(w->tree, at, STEP, pages, counts, both, 2, slots,
-                                        STEP * 2 * PAGES, NULL, k % 3 == 2 ? NULL : leases, done,
+                                        STEP * 2 * PAGES, NULL, k % 3 == 2 ? NULL : leases, 1, done,
                                         &bad));
         if (k % 3 != 2)
             EXPECT_EQ(rdx_lease_release_many(w->tree, leases, STEP, k % 2, &bad), RDX_OK);

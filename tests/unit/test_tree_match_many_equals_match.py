@@ -62,9 +62,9 @@ def test_match_many_takes_what_match_takes() -> None:
     assert tree.match_many(roots[:1], [prompts[0].tolist()]) == [tree.match(roots[0], prompts[0])]
     with pytest.raises(ValueError, match="one a prompt"):
         tree.match_many(roots, prompts[:1])
-    with pytest.raises(ValueError, match=r"prompts\[1\] is -1"):
+    with pytest.raises(ValueError, match=r"prompts\[0\]\[1\] is -1"):
         tree.match_many(roots[:1], [[1, -1]])
-    with pytest.raises(TypeError, match="prompts must be integers"):
+    with pytest.raises(TypeError, match=r"prompts\[0\] must be integers"):
         tree.match_many(roots[:1], [np.zeros(4, np.float32)])
     with pytest.raises(StaleError):
         tree.match_many([12345], prompts[:1])

@@ -45,7 +45,7 @@ from radix.engines.versions import require
 from radix.errors import LeaseError, StaleError, UnsupportedError
 from radix.gate import Gate
 from radix.keys import Namespace, root_key
-from radix.lease import Lease, drain
+from radix.lease import Home, Lease, drain
 from radix.plan import Cursor
 from radix.policy.eviction import check_policy
 from radix.tree import AT_ANY_AGE, TreeCore
@@ -145,6 +145,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         self._roots: dict[Space, int] = {}
         self._sweep_at = _FIRST_SWEEP
         self._dropped: deque[int] = deque()
+        self._home = Home(self._tree, self._dropped, self._gate)
         self._counted: dict[Place, list[Lease]] = {}
         self._table.clear()
         self.kv_events.record_all_cleared()
@@ -232,7 +233,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         root, cursor = self._root(node.space), node.cursor
         if cursor.root != root or node.tree is not self._tree:
             cursor = Cursor(root, root, 0)
-        lease = Lease(self._tree, cursor, self._dropped, self._gate)
+        lease = Lease(self._home, cursor)
         # Where it ends inside an edge, that was split: the node named so far lies behind the pin.
         node.tree, node.cursor = self._tree, lease.cursor
         return lease
