@@ -72,6 +72,7 @@ class CoreTree(_Ours):
         self.page = page = sizes["page_tokens"]
         groups = _groups(sizes)
         rules = [rule_of(group, page) for group in groups]
+        self._tree = None  # its memory first, as in every peer
         self._tree = TreeCore(4 * page, groups=rules, tiers=1, page_tokens=page, keep_keys=False)
         self._columns = np.arange(len(groups), dtype=np.uint32)
         self._root = self._tree.root()
@@ -185,6 +186,7 @@ class FacadeTree(_Ours):
         """A cache of one tier without bytes, with room for all."""
         if self._cache is not None:
             self._cache.close()
+            self._cache = None
         self.page = page = sizes["page_tokens"]
         groups = _groups(sizes)
         blocks = [capacity_tokens // page] * len(groups)
