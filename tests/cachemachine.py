@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +23,7 @@ from hypothesis.stateful import (
 
 from radix.cache import PrefixCache
 from radix.errors import CapacityError, NeverFitsError
-from radix.groups import Group
+from radix.groups import Cost, Group
 from radix.keys import Namespace
 from radix.lease import Lease
 from radix.ownership import Ownership
@@ -91,6 +92,8 @@ class CacheMachine(RuleBasedStateMachine):
     ) -> None:
         """The cache over these tiers; those in memory are looked at."""
         kinds = GROUPS[:groups] if isinstance(groups, int) else tuple(groups)
+        if "economy" in self.options:
+            kinds = tuple(replace(kind, cost=Cost(100.0, 1.0)) for kind in kinds)
         cache = PrefixCache(
             kinds,
             [device, *below],
