@@ -114,7 +114,6 @@ class PrefixCache(Stepping, Traffic):
         check_supported(self.groups, len(media), self.page_tokens)
         rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
         self.align_tokens = math.lcm(self.page_tokens, at_least_one("align_tokens", align_tokens))
-        check_policy(policy)
         placed = self._placed(media, ownership)
         self.metrics = Metrics()
         self._events: list[Event] = []
@@ -129,6 +128,7 @@ class PrefixCache(Stepping, Traffic):
             page_tokens=self.page_tokens,
             check_ids=not self.keys.opaque,
             keep_keys=events or len(placed) > 1 or self._lent or placed[0].capability.persistent,
+            policy=check_policy(policy),
             seed=seed,
         )
         self._home = Home(self.tree, self._dropped, self.gate)

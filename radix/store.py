@@ -99,7 +99,6 @@ class FlatStore(FlatAsking):
             raise ValueError(f"ownership is {ownership}, expected owned or borrowed")
         if lent and len(media) < 2:
             raise ValueError("borrowed rows need a tier below them")
-        check_policy(policy)
         bounds = check_writes(write, limits)
         if write == "write_back":
             raise UnsupportedError("write 'write_back' is not in this version of a flat store")
@@ -117,6 +116,7 @@ class FlatStore(FlatAsking):
             tiers=len(self.tiers),
             check_ids=False,
             keep_keys=False,
+            policy=check_policy(policy),
             seed=seed,
         )
         layout = _FLAT_LAYOUT | self.key_bytes

@@ -35,7 +35,7 @@ from radix.groups import Rule
 from radix.plan import Cursor
 from radix.steps import EVERY_GROUP, Steps
 from radix.tier import Keys, Slots
-from radix.treeparts import ColumnStats, NodeView, TreeStats, raise_status, rows_of
+from radix.treeparts import ColumnStats, NodeView, TreeStats, raise_status, rows_of, set_policy
 
 __all__ = [
     "BY_RULE",
@@ -83,12 +83,14 @@ class TreeCore(Steps):
         check_ids: bool = True,
         keep_keys: bool = True,
         page_tokens: int | None = None,
+        policy: str = "lru",
         seed: int = 0,
     ) -> None:
         """A tree of ``tiers`` columns for each group: so many full ones, or one for each rule.
 
         ``page_tokens``: tokens a page stands for, in which rules count; a quarter of its bytes
-        unless given. ``Raises:`` ``ValueError`` for a rule out of its range.
+        unless given. ``policy``: what goes first of full groups. ``Raises:`` ``ValueError`` for a
+        rule out of its range.
         """
         if page_bytes <= 0:
             raise ValueError(f"page_bytes must be at least 1, not {page_bytes}")
@@ -111,6 +113,7 @@ class TreeCore(Steps):
             rows_of(rules),
         )
         self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
+        set_policy(self.native, policy)
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")

@@ -41,6 +41,14 @@ def raise_status(status: int, index: int = NOBODY) -> None:
 set_raiser(raise_status)
 
 
+def set_policy(native: Any, name: str) -> None:
+    """Says what goes first in a tree that has no pages yet. ``ValueError`` for an unknown name."""
+    number = getattr(lib, f"RDX_POLICY_{name.upper()}", None)
+    if number is None:
+        raise ValueError(f"policy {name!r} is not known to the tree")
+    raise_status(lib.rdx_policy_set(native, number))
+
+
 class NodeView(NamedTuple):
     """One node, for iteration: ``start`` pages lie before its edge of ``pages``."""
 

@@ -395,6 +395,19 @@ int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32
                     uint32_t *pages, uint32_t max, uint32_t *n);
 
 /* ---------------------------------------------------------------- order (order.c) */
+/* What goes first in the columns of full groups. Every policy takes leaves only, and what no hit
+ * can need any more before all others; the columns of other groups always go by last use. A node
+ * counts one use for each request (lease, touch, insert) that came after its last use. */
+#define RDX_POLICY_LRU 0  /* what was used longest ago, exact for each page */
+#define RDX_POLICY_FIFO 1 /* what came first */
+#define RDX_POLICY_LFU 2  /* the fewest uses on top of the key of the last victim at that time */
+#define RDX_POLICY_SLRU 3 /* what was used once, then the rest; the rest is at most four fifths */
+#define RDX_POLICY_COUNT 4
+/* Sets the policy of a tree that has no pages yet, at most once. RDX_EARG: it has, or there is no
+ * such policy. The order of last use costs nothing; others take 40 bytes for each node and column,
+ * and make a node of each run of pages that is inserted. */
+int rdx_policy_set(rdx_tree *tree, uint32_t policy);
+
 /* Evicts up to n blocks of a column, least recently used first, whose stamp is at most `upto`. A
  * full group goes page by page from the end of a leaf, children before parents; another one page by
  * page from the front of any node, as far as no lease pins the page. What no length of a hit can

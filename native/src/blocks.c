@@ -46,7 +46,8 @@ static void put_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, uin
         row[j] = RDX_NO_SLOT;
     }
     memcpy(row + at, slots, (size_t)n * 4);
-    if (k->hi == k->lo) {
+    bool first = k->hi == k->lo;
+    if (first) {
         rdx_kids_add(t, x->parent, column, true);
         k->stamp = rdx_newest_stamp(t, i);
         if (!k->stamp && is_sparse(t, column)) {
@@ -64,6 +65,11 @@ static void put_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, uin
         const uint32_t *pins = pins_at(t, x, t->group_of[column]) + at;
         for (pinned = 0; pinned < n && pins[n - 1 - pinned]; pinned++) {
         }
+    }
+    if (first) {
+        rdx_policy_came(t, i, column);
+    } else {
+        rdx_policy_resident(t, i, column, n);
     }
     t->lists[column].resident += n;
     t->lists[column].shielded += pinned;

@@ -6,6 +6,9 @@
 
 static int on_reserve(void *self, uint32_t nodes) {
     rdx_tree *t = self;
+    if (t->policy && rdx_policy_reserve(t, nodes) != RDX_OK) {
+        return RDX_ENOMEM;
+    }
     if (nodes <= t->cell_nodes || t->columns == 0) {
         return RDX_OK;
     }
@@ -58,6 +61,8 @@ static void split_cell(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c, 
     l->hi = l->hi > at ? l->hi - at : 0;
     if (u->hi == u->lo) {
         u->lo = u->hi = 0;
+    } else {
+        rdx_policy_split(t, upper, lower, c);
     }
     u->kids = rdx_bears(t, lower, c);
     if (rdx_bears(t, upper, c) != bore) {
@@ -82,6 +87,7 @@ static void split_place(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c)
         } else {
             rdx_list_head(t, upper, c); /* a leaf now, above a hole */
         }
+        rdx_policy_left(t, lower, c);
         l->stamp = 0;
     }
 }
@@ -132,6 +138,7 @@ static void on_remove(void *self, uint32_t i) {
     rdx_tree *t = self;
     for (uint32_t c = 0; c < t->columns; c++) {
         rdx_list_remove(t, i, c);
+        rdx_policy_left(t, i, c);
         *cell_at(t, i, c) = (cell){0};
     }
 }
@@ -266,6 +273,9 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
         if (!before) {
             rdx_kids_add(t, x->parent, column, true);
             k->stamp = rdx_newest_stamp(t, i);
+            rdx_policy_came(t, i, column);
+        } else {
+            rdx_policy_resident(t, i, column, got);
         }
     }
     return got;
@@ -431,6 +441,7 @@ void rdx_cell_empty(rdx_tree *t, uint32_t i, uint32_t column) {
         rdx_list_inherit(t, i, column);
     }
     rdx_list_remove(t, i, column);
+    rdx_policy_left(t, i, column);
     k->stamp = 0;
 }
 
@@ -457,6 +468,7 @@ int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
     bool pinned = is_sparse(t, column) ? pins_at(t, x, t->group_of[column])[at] != 0 : x->protect;
     t->lists[column].resident--;
     t->lists[column].shielded -= pinned;
+    rdx_policy_resident(t, i, column, -1);
     if (k->hi <= k->lo) {
         rdx_cell_empty(t, i, column);
     }

@@ -107,11 +107,13 @@ int rdx_flat_insert(rdx_tree *t, rdx_handle root, const void *keys, uint32_t n, 
             rooms[k] = NULL;
         }
         uint32_t twice = 0;
+        t->uncounted = true;
         rdx_attach_path(t, i, column, 0, 1, slots + k, canonical ? canonical + k : NULL, &twice);
+        t->uncounted = false;
         rdx_list_leaves(t, i, column, 0);
         rdx_review_path(t, i, 0);
         t->clock++;
-        rdx_stamp_path(t, i);
+        rdx_stamp_since(t, i, ALWAYS);
         rdx_trim(t, i);
     }
     rooms_free(t, rooms, n);
@@ -123,7 +125,7 @@ int rdx_flat_touch(rdx_tree *t, const rdx_handle *nodes, uint32_t n) {
         uint32_t i = node_of(t, nodes[k]);
         if (i != NIL) {
             t->clock++;
-            rdx_stamp_path(t, i);
+            rdx_stamp_since(t, i, ALWAYS);
         }
     }
     return RDX_OK;
@@ -180,8 +182,11 @@ int rdx_flat_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uin
         return RDX_EARG;
     }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
-    while (*freed < n && t->lists[column].head != NIL) {
-        uint32_t i = t->lists[column].head; /* all are leaves of one page */
+    while (*freed < n) {
+        uint32_t i = rdx_next_victim(t, column); /* all are leaves of one page */
+        if (i == NIL) {
+            break;
+        }
         roots[*freed] = handle_of(t, node_at(t, i)->root);
         uint32_t one;
         int status =

@@ -42,11 +42,15 @@ static walk follow(const rdx_tree *t, uint32_t i, uint32_t pages, const uint8_t 
 }
 
 /* Whether the pages can be appended to node i itself: a leaf that nobody but the inserter's own
- * lease pins, that never lost pages, and whose columns end where the new ones begin. */
+ * lease pins, that never lost pages, and whose columns end where the new ones begin. Not where a
+ * policy knows nodes by when they came, and how often they were used. */
 static bool grows(const rdx_tree *t, uint32_t i, uint32_t pages, const lease_slot *lease,
                   const uint32_t *columns, uint32_t ncolumns) {
     const node *x = node_at(t, i);
     uint32_t own = lease && lease->node == i ? 1 : 0;
+    if (t->policy) {
+        return false;
+    }
     if (x->flags & (NODE_ROOT | NODE_TRIMMED) || x->first_child != NIL || x->protect != own ||
         pages != x->start + x->len) {
         return false;
@@ -260,6 +264,8 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
     }
     uint32_t attached = 0;
     uint32_t duplicates = 0;
+    bool was = t->uncounted;
+    t->uncounted = true;
     for (uint32_t c = 0; c < ncolumns; c++) {
         const int32_t *offer = slots + (size_t)c * n;
         int32_t *kept = canonical ? canonical + (size_t)c * n : NULL;
@@ -272,6 +278,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
                         kept ? kept + old : NULL, &twice);
         rdx_list_leaves(t, end, columns[c], p.depth);
     }
+    t->uncounted = was;
     rdx_review_path(t, end, p.depth);
     *out = (rdx_insert){.end = cursor_at(t, end, p.depth + n),
                         .existing = p.w.existing,
@@ -282,7 +289,7 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
         rdx_lease_path_to(t, p.lease, end);
     }
     t->clock++;
-    rdx_stamp_path(t, end);
+    rdx_stamp_since(t, end, p.lease ? p.lease->taken : ALWAYS);
     rdx_trim(t, end);
     return RDX_OK;
 }

@@ -35,12 +35,18 @@ static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t whic
         cell_at(t, next, column)->prev = i;
     }
     l->listed++;
+    if (t->policy && which == column) {
+        rdx_policy_listed(t, i, column);
+    }
 }
 
 void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
     cell *c = cell_at(t, i, column);
     if (!c->listed) {
         return;
+    }
+    if (t->policy && c->listed == LISTED_LIVE) {
+        rdx_policy_unlisted(t, i, column);
     }
     order_list *l = &t->lists[c->listed == LISTED_DEAD ? t->columns + column : column];
     if (c->prev == NIL) {
@@ -222,9 +228,16 @@ void rdx_stamp_path(rdx_tree *t, uint32_t i) {
     }
 }
 
+void rdx_stamp_since(rdx_tree *t, uint32_t i, uint64_t since) {
+    rdx_stamp_path(t, i);
+    if (t->policy) {
+        rdx_policy_used(t, i, since);
+    }
+}
+
 void rdx_use_path(rdx_tree *t, uint32_t i, uint32_t pages) {
     t->clock++;
-    rdx_stamp_path(t, rdx_make_room(t, 1) == RDX_OK ? rdx_end_node(t, i, pages) : i);
+    rdx_stamp_since(t, rdx_make_room(t, 1) == RDX_OK ? rdx_end_node(t, i, pages) : i, ALWAYS);
 }
 
 int rdx_touch(rdx_tree *t, rdx_cursor at) {
@@ -240,9 +253,12 @@ int rdx_touch(rdx_tree *t, rdx_cursor at) {
 
 /* The next victim: what is dead, else the oldest leaf. Inner nodes at the head are unlinked: their
  * leaves are newer, and hand their stamps on. */
-static uint32_t next_victim(rdx_tree *t, uint32_t column) {
+uint32_t rdx_next_victim(rdx_tree *t, uint32_t column) {
     if (t->lists[t->columns + column].head != NIL) {
         return t->lists[t->columns + column].head;
+    }
+    if (t->policy && !is_sparse(t, column)) {
+        return rdx_policy_victim(t, column);
     }
     for (;;) {
         uint32_t i = t->lists[column].head;
@@ -319,6 +335,7 @@ static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32
     uint32_t taken = is_sparse(t, column) ? take_front(t, i, column, n, slots, ids, width)
                                           : take_end(t, i, column, n, slots, ids, width);
     t->lists[column].resident -= taken;
+    rdx_policy_resident(t, i, column, -(int64_t)taken);
     if (cell_at(t, i, column)->hi == cell_at(t, i, column)->lo) {
         rdx_cell_empty(t, i, column);
     }
@@ -336,10 +353,13 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *
     }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (*freed < n) {
-        uint32_t i = next_victim(t, column);
+        uint32_t i = rdx_next_victim(t, column);
         const cell *c = i == NIL ? NULL : cell_at(t, i, column);
         if (!c || (c->listed == LISTED_LIVE && c->stamp > upto)) {
             break;
+        }
+        if (t->policy && c->listed == LISTED_LIVE) {
+            rdx_policy_going(t, i, column);
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,
                        ids ? ids + (size_t)*freed * width : NULL);
@@ -397,7 +417,7 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
 }
 
 uint64_t rdx_evict_peek(rdx_tree *t, uint32_t column) {
-    uint32_t i = column < t->columns ? next_victim(t, column) : NIL;
+    uint32_t i = column < t->columns ? rdx_next_victim(t, column) : NIL;
     if (i == NIL) {
         return UINT64_MAX;
     }
@@ -412,8 +432,14 @@ int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_
     }
     for (uint32_t dead = 2; dead-- > 0;) {
         uint32_t i = t->lists[column + (dead ? t->columns : 0)].head;
+        uint32_t next = dead ? NIL : rdx_policy_next(t, column);
+        if (next != NIL && *n < max) {
+            out[(*n)++] = handle_of(t, next);
+        }
         for (; i != NIL && *n < max; i = cell_at(t, i, column)->next) {
-            out[(*n)++] = handle_of(t, i);
+            if (i != next) {
+                out[(*n)++] = handle_of(t, i);
+            }
         }
     }
     return RDX_OK;

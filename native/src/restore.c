@@ -237,6 +237,7 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     }
     index_records(&l, t, n, keys, parents, pages);
     join_records(&l, n, keys, parents, rdx_root_key(t, r));
+    t->uncounted = true; /* what was used before is not known */
     uint32_t top = 0;
     for (uint32_t i = l.first[n]; i != NIL; i = l.next[i]) {
         l.stack[top++] = i;
@@ -266,6 +267,7 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
             rdx_touch(t, l.ends[i]);
         }
     }
+    t->uncounted = false;
     links_free(&l);
     return status;
 }

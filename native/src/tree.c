@@ -464,6 +464,7 @@ void rdx_tree_free(rdx_tree *t) {
             rdx_free_mem(x->buf);
         }
     }
+    rdx_policy_free(t);
     rdx_columns_free(t);
     rdx_free_mem(t->nodes);
     rdx_free_mem(t->table);
@@ -488,7 +489,7 @@ void rdx_tree_get_stats(const rdx_tree *t, rdx_tree_stats *out) {
         .bytes = t->buffer_bytes + (uint64_t)t->node_cap * sizeof(node) +
                  (uint64_t)t->table_cap * sizeof(entry) +
                  (uint64_t)t->cell_nodes * t->columns * sizeof(cell) +
-                 (uint64_t)t->lease_cap * sizeof(lease_slot),
+                 (uint64_t)t->lease_cap * sizeof(lease_slot) + rdx_policy_bytes(t),
         .roots = t->roots,
         .leases = t->live_leases,
         .clock = t->clock,
@@ -635,6 +636,7 @@ uint64_t rdx_lease_put(rdx_tree *t, uint32_t i, uint64_t mask, uint32_t first) {
     t->leases[slot].next_free = NIL; /* a slot in use has no mark: batch.c */
     t->leases[slot].mask = mask;
     t->leases[slot].first = first;
+    t->leases[slot].taken = t->clock;
     rdx_pins_put(t, &t->leases[slot], i);
     t->live_leases++;
     return (uint64_t)t->leases[slot].gen << 32 | slot;
@@ -686,7 +688,7 @@ int rdx_lease_release(rdx_tree *t, uint64_t lease, int stamp) {
     uint32_t i = l->node;
     if (stamp) {
         t->clock++;
-        rdx_stamp_path(t, i);
+        rdx_stamp_since(t, i, l->taken);
     }
     rdx_pins_off(t, l, i);
     l->node = NIL;
@@ -707,7 +709,7 @@ void rdx_lease_path_to(rdx_tree *t, lease_slot *l, uint32_t to) {
     l->node = to;
     if (rdx_end_of(t, to) < rdx_end_of(t, old)) {
         t->clock++; /* what it gives up was used until now */
-        rdx_stamp_path(t, old);
+        rdx_stamp_since(t, old, l->taken);
     }
     rdx_unpin(t, old);
 }

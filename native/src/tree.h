@@ -67,6 +67,7 @@ typedef struct lease_slot {
     uint32_t next_free;
     uint32_t first; /* page pins begin here, or RDX_BY_RULE */
     uint64_t mask;  /* groups with page pins */
+    uint64_t taken; /* the clock when it was */
 } lease_slot;
 
 /* State of one node in one column. Where a block has several pages, hi lies right behind the end
@@ -153,6 +154,8 @@ struct rdx_tree {
     uint32_t cell_nodes;
     order_list *lists; /* [column] what a hit may need, [columns + column] what is dead */
     uint64_t clock;
+    struct policy_state *policy; /* NULL: the order of last use alone */
+    bool uncounted;              /* what comes and is stamped now is no use */
 };
 
 /* ---- structure (tree.c) */
@@ -381,6 +384,8 @@ void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 /* The same in one of the two lists, trying the place before `next` first. */
 void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp,
                      uint32_t listed);
+/* The node of which blocks go next, or NIL. */
+uint32_t rdx_next_victim(rdx_tree *t, uint32_t column);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
@@ -388,7 +393,34 @@ void rdx_list_leaves(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first);
 /* Stamps, in every full column, the deepest node with data at or above i; in every other one the
  * nodes that lie on the pages which a hit at the end of i needs. */
 void rdx_stamp_path(rdx_tree *t, uint32_t i);
+/* The same for a request that came at time `since`: a policy counts a use of each node that was not
+ * used since then, every one if ALWAYS. Called after the clock has moved on. */
+#define ALWAYS UINT64_MAX
+void rdx_stamp_since(rdx_tree *t, uint32_t i, uint64_t since);
 /* The same at a new time for the first `pages` pages of the path, exactly: what lies behind them in
  * the edge of i is split off. Without memory for the split it becomes as young as they are. */
 void rdx_use_path(rdx_tree *t, uint32_t i, uint32_t pages);
+
+/* ---- policy.c; where no policy is set, or the column is not of a full group, they do nothing */
+int rdx_policy_reserve(rdx_tree *t, uint32_t nodes);
+void rdx_policy_free(rdx_tree *t);
+uint64_t rdx_policy_bytes(const rdx_tree *t);
+/* Node i stands in the list of the living from now on, or does not. */
+void rdx_policy_listed(rdx_tree *t, uint32_t i, uint32_t column);
+void rdx_policy_unlisted(rdx_tree *t, uint32_t i, uint32_t column);
+/* Node i has its first data, got or lost blocks, or has no data any more. */
+void rdx_policy_came(rdx_tree *t, uint32_t i, uint32_t column);
+void rdx_policy_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more);
+void rdx_policy_left(rdx_tree *t, uint32_t i, uint32_t column);
+/* The upper node has data, too, and stands in no list yet. */
+void rdx_policy_split(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t column);
+/* The victim that was found last, where it still may go; NIL where the list alone decides. */
+uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column);
+/* What follows needs a policy. */
+void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since);
+/* The leaf that goes next, or NIL; until something changes the same one. */
+uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column);
+void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column);
+/* What is wrong with a column's queues, and at which node (or NIL); NULL: nothing. */
+const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where);
 #endif

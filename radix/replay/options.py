@@ -16,6 +16,7 @@ from radix.policy.eviction import NATIVE_POLICIES
 
 ONLINE_POLICIES = NATIVE_POLICIES
 OPTIMAL = "optimal"
+ALL = "all"
 POLICIES = (*ONLINE_POLICIES, OPTIMAL)
 TIERS = ("device", "host", "disk")
 # Slots are numbered by int32.
@@ -152,12 +153,14 @@ def _unit_bytes(unit: str) -> int:
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
-    """Parse "lru,optimal" into policy names, in the order given.
+    """Parse "lru,optimal" into policy names, in the order given; "all" is all that are known.
 
     Raises:
         OptionError: a name is unknown or stands twice.
     """
     names = tuple(part.strip() for part in text.split(","))
+    if names == (ALL,):
+        return POLICIES
     for name in names:
         if name not in POLICIES:
             raise OptionError("--policy", f"unknown policy {name!r}; known: {', '.join(POLICIES)}")

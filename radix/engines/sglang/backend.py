@@ -47,7 +47,7 @@ from radix.gate import Gate
 from radix.keys import Namespace, root_key
 from radix.lease import Home, Lease, drain
 from radix.plan import Cursor
-from radix.policy.eviction import check_policy
+from radix.policy.eviction import STEPPED_POLICIES, check_policy
 from radix.tree import AT_ANY_AGE, TreeCore
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         require("sglang", BasePrefixCache, NEEDED)
         if params.disable:
             raise UnsupportedError("a cache that is disabled is SGLang's own, not this one")
-        check_policy(params.eviction_policy.lower())
+        if (policy := check_policy(params.eviction_policy.lower())) not in STEPPED_POLICIES:
+            raise UnsupportedError(f"policy {policy!r} is not for SGLang's scheduler; use 'lru'")
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
         self.page_size = page_tokens_of(params.page_size)

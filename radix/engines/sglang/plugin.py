@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from radix.errors import UnsupportedError
-from radix.policy.eviction import NATIVE_POLICIES
+from radix.policy.eviction import STEPPED_POLICIES
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -105,9 +105,9 @@ def _refusals(ctx: TreeCacheBuildContext) -> list[Refusal]:
             own_cache,
         ),
         Refusal(
-            policy not in NATIVE_POLICIES,
+            policy not in STEPPED_POLICIES,
             f"--radix-eviction-policy {policy} is",
-            f"use {', '.join(NATIVE_POLICIES)}",
+            f"use {', '.join(STEPPED_POLICIES)}",
         ),
         Refusal(
             params.page_size != allocator.page_size,

@@ -1,0 +1,57 @@
+/* policy.h: orders of eviction other than by last use alone. Not public. */
+#ifndef RDX_POLICY_H
+#define RDX_POLICY_H
+#include "tree.h"
+
+#define QUEUES 2
+
+/* What a policy knows of one node in one column; zero where the column has no data of it. */
+typedef struct mark {
+    uint64_t key;   /* of a queue the least goes first, of equal ones what was used longer ago */
+    uint64_t last;  /* the clock at its last use, or when it came */
+    uint32_t uses;  /* since it came, each time that a request ended apart from the one before */
+    uint32_t place; /* in its queue; NIL: in none */
+    uint32_t queue;
+    uint32_t fresh; /* it came in a call that has not stamped it yet */
+} mark;
+
+typedef struct policy_column {
+    uint32_t *queue[QUEUES]; /* heaps of what the column's list of the living holds */
+    uint32_t count[QUEUES];
+    uint64_t resident[QUEUES]; /* blocks of nodes whose mark names the queue, listed or not */
+    uint64_t came;             /* nodes that came so far */
+    uint64_t age;              /* the key of the last victim */
+    uint32_t victim;           /* found last, and nothing has changed since; or NIL */
+} policy_column;
+
+typedef struct policy {
+    /* Node i has its first data. Sets key and queue. */
+    void (*came)(rdx_tree *t, uint32_t i, uint32_t column);
+    /* Node i was used; `again`: for the first time since the request came that used it. */
+    void (*used)(rdx_tree *t, uint32_t i, uint32_t column, bool again);
+    /* A whole path was used. May be NULL. */
+    void (*settle)(rdx_tree *t, uint32_t column);
+    /* Node i is the victim. May be NULL. */
+    void (*going)(rdx_tree *t, uint32_t i, uint32_t column);
+} policy;
+
+struct policy_state {
+    const policy *rule;
+    uint32_t nodes; /* room for marks */
+    mark *marks;    /* [node * columns + column] */
+    policy_column *columns;
+};
+
+static inline mark *mark_at(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return &t->policy->marks[(size_t)i * t->columns + column];
+}
+
+/* Gives node i a new key and queue, wherever it stands. */
+void rdx_policy_move(rdx_tree *t, uint32_t i, uint32_t column, uint32_t queue, uint64_t key);
+/* The leaf that goes first of a queue, or NIL. */
+uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t queue);
+
+extern const policy rdx_policy_fifo;
+extern const policy rdx_policy_lfu;
+extern const policy rdx_policy_slru;
+#endif

@@ -1,0 +1,60 @@
+/* policyrules.c: the policies that need a key and nothing else. */
+#include "policy.h"
+
+/* ---------------------------------------------------------------- fifo: what came first */
+static void fifo_came(rdx_tree *t, uint32_t i, uint32_t column) {
+    rdx_policy_move(t, i, column, 0, t->policy->columns[column].came);
+}
+
+static void fifo_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
+    (void)t, (void)i, (void)column, (void)again;
+}
+
+const policy rdx_policy_fifo = {.came = fifo_came, .used = fifo_used};
+
+/* ---------------------------------------------------------------- lfu: what was used least
+ * A key is the uses so far on top of the key of the last victim at that time, so that what was used
+ * often once grows old (dynamic ageing). */
+static void lfu_came(rdx_tree *t, uint32_t i, uint32_t column) {
+    rdx_policy_move(t, i, column, 0, t->policy->columns[column].age + 1);
+}
+
+static void lfu_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
+    if (again) {
+        uint64_t uses = mark_at(t, i, column)->uses;
+        rdx_policy_move(t, i, column, 0, t->policy->columns[column].age + 1 + uses);
+    }
+}
+
+static void lfu_going(rdx_tree *t, uint32_t i, uint32_t column) {
+    policy_column *c = &t->policy->columns[column];
+    uint64_t key = mark_at(t, i, column)->key;
+    c->age = key > c->age ? key : c->age;
+}
+
+const policy rdx_policy_lfu = {.came = lfu_came, .used = lfu_used, .going = lfu_going};
+
+/* ---------------------------------------------------------------- slru: two segments by last use
+ * What came is on probation (queue 0) and goes first; what is used again is protected (queue 1). Of
+ * the blocks at most four fifths are: beyond that the leaf there that was used longest ago is on
+ * probation again, as if used now. */
+static void slru_came(rdx_tree *t, uint32_t i, uint32_t column) {
+    rdx_policy_move(t, i, column, 0, t->clock);
+}
+
+static void slru_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
+    rdx_policy_move(t, i, column, again ? 1 : mark_at(t, i, column)->queue, t->clock);
+}
+
+static void slru_settle(rdx_tree *t, uint32_t column) {
+    const policy_column *c = &t->policy->columns[column];
+    while (c->resident[1] * 5 > (c->resident[0] + c->resident[1]) * 4) {
+        uint32_t i = rdx_policy_head(t, column, 1);
+        if (i == NIL) {
+            return;
+        }
+        rdx_policy_move(t, i, column, 0, t->clock);
+    }
+}
+
+const policy rdx_policy_slru = {.came = slru_came, .used = slru_used, .settle = slru_settle};

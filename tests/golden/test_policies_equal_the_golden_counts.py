@@ -1,0 +1,67 @@
+"""`radix replay --policy all` gives exactly the recorded counts of each policy on small generated
+traces, and the plain references of the policies, which share no code with them, give the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from radix.cli import main
+from radix.policy.eviction import NATIVE_POLICIES
+from tests.policytraces import TRACES, Requests
+from tests.refpolicies import REFERENCES
+
+GOLDEN = json.loads((Path(__file__).parent / "policies.json").read_text())
+CAPACITIES = (16, 48, 120)
+SEED = 7
+
+
+def reference_hits(requests: Requests, capacity: int, policy: str) -> int:
+    """Hit blocks of the reference: pin what is there, make room, insert what fits."""
+    reference, used, hits = REFERENCES[policy](), 0, 0
+    for request in requests:
+        prompt = tuple(request)
+        hits += reference.match(prompt)
+        pin = reference.lease(prompt)
+        if (short := used + len(prompt) - reference.match(prompt) - capacity) > 0:
+            short -= (gone := len(reference.evict(short)))
+            used -= gone
+            prompt = prompt[: len(prompt) - short]
+        if missing := len(prompt) - reference.match(prompt):
+            used += reference.insert(prompt, pin, [0] * missing)
+        reference.release(pin, stamp=True)
+    return hits
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_replay_of_all_policies_equals_the_golden_counts(name: str, tmp_path: Path) -> None:
+    trace, result = tmp_path / f"{name}.jsonl", tmp_path / "result.json"
+    with trace.open("w") as out:
+        for number, ids in enumerate(TRACES[name](SEED)):
+            record = {"timestamp": number, "input_length": 512 * len(ids), "output_length": 1}
+            out.write(json.dumps({**record, "hash_ids": ids}) + "\n")
+    capacities = ",".join(map(str, CAPACITIES))
+    arguments = ["--capacity", capacities, "--policy", "all", "--json", str(result)]
+    assert main(["replay", str(trace), *arguments]) == 0
+    found: dict[str, list[int]] = {}
+    for run in json.loads(result.read_text())["runs"]:
+        found.setdefault(run["policy"], []).append(run["hit_blocks"])
+    assert sorted(found) == sorted((*NATIVE_POLICIES, "optimal"))
+    assert found == GOLDEN[name]
+
+
+@pytest.mark.parametrize("policy", sorted(REFERENCES))
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_references_give_the_golden_counts_too(name: str, policy: str) -> None:
+    requests = TRACES[name](SEED)
+    assert [reference_hits(requests, room, policy) for room in CAPACITIES] == GOLDEN[name][policy]
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_golden_counts_tell_the_policies_apart(name: str) -> None:
+    """No two policies give the same counts on a trace, or a name could stand for another."""
+    counts = [tuple(found) for found in GOLDEN[name].values()]
+    assert len(set(counts)) == len(counts)

@@ -1,0 +1,224 @@
+"""Eviction policies by brute force: a plain trie of runs, every choice a look at all of it. What
+the native half keeps in lists and heaps is recomputed here from the rules alone (I17).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Prompt = tuple[int, ...]
+ALWAYS = 1 << 64
+
+
+@dataclass(eq=False)
+class Run:
+    """Pages with one history. ``slots``: one each; those that went are gone from its end."""
+
+    pages: list[int]
+    slots: list[int]
+    above: Run | None
+    below: dict[int, Run] = field(default_factory=dict)
+    pins: int = 0
+    key: int = 0
+    last: int = 0
+    uses: int = 0
+    queue: int = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether a lease ends here or below."""
+        return self.pins > 0 or any(child.held for child in self.below.values())
+
+
+@dataclass(eq=False)
+class Pin:
+    """A lease: the run where it ends, and when it was taken."""
+
+    end: Run
+    taken: int
+
+
+class Reference:
+    """One column of one full group, under a policy."""
+
+    def __init__(self) -> None:
+        self.root = Run([], [], None)
+        self.clock = 0
+        self.came = 0
+
+    # ------------------------------------------------------------ what a policy says
+    def comes(self, run: Run) -> None:
+        """A new run gets its key and queue."""
+        raise NotImplementedError
+
+    def used(self, run: Run, again: bool) -> None:
+        """A run was used; ``again``: by a request that came after its last use."""
+
+    def settle(self) -> None:
+        """A path was used."""
+
+    def going(self, run: Run) -> None:
+        """A run is the victim."""
+
+    # ------------------------------------------------------------ the trie
+    def runs(self) -> list[Run]:
+        """All runs, in any order."""
+        found, todo = [], [self.root]
+        while todo:
+            run = todo.pop()
+            found.append(run)
+            todo += run.below.values()
+        return found[1:]
+
+    def leaves(self, queue: int) -> list[Run]:
+        """What may go of a queue, the first first."""
+        free = [r for r in self.runs() if not r.below and not r.held and r.queue == queue]
+        return sorted(free, key=lambda run: (run.key, run.last))
+
+    def resident(self, queue: int) -> int:
+        """Pages of the runs of a queue."""
+        return sum(len(run.pages) for run in self.runs() if run.queue == queue)
+
+    def _split(self, run: Run, at: int) -> Run:
+        """The upper part of a run, which keeps its history; the run itself is the lower one."""
+        assert run.above is not None and 0 < at < len(run.pages)
+        upper = Run(run.pages[:at], run.slots[:at], run.above, {run.pages[at]: run})
+        upper.key, upper.last, upper.uses, upper.queue = run.key, run.last, run.uses, run.queue
+        run.above.below[run.pages[0]] = upper
+        run.above = upper
+        del run.pages[:at], run.slots[:at]
+        return upper
+
+    def _walk(self, prompt: Prompt) -> tuple[Run, int, int]:
+        """The run that a prompt's known part ends in, pages of it there, and pages in all."""
+        run, inside, done = self.root, 0, 0
+        while done < len(prompt) and prompt[done] in run.below:
+            run, inside = run.below[prompt[done]], 0
+            while inside < len(run.pages) and prompt[done : done + 1] == (run.pages[inside],):
+                inside, done = inside + 1, done + 1
+            if inside < len(run.pages):
+                break
+        return run, inside, done
+
+    def _end(self, prompt: Prompt) -> tuple[Run, int]:
+        """The same with the run cut there."""
+        run, inside, done = self._walk(prompt)
+        return (self._split(run, inside) if inside < len(run.pages) else run), done
+
+    def _use(self, run: Run, since: int, fresh: Run | None = None) -> None:
+        self.clock += 1
+        each: Run | None = run
+        while each is not None and each.above is not None:
+            again = each is not fresh and each.last <= since
+            each.uses += again
+            each.last = self.clock
+            self.used(each, again)
+            each = each.above
+        self.settle()
+
+    # ------------------------------------------------------------ what a cache does
+    def match(self, prompt: Prompt) -> int:
+        """Pages that are there."""
+        return self._walk(prompt)[2]
+
+    def lease(self, prompt: Prompt) -> Pin:
+        """Pins what is there."""
+        pin = Pin(self._end(prompt)[0], self.clock)
+        pin.end.pins += 1
+        return pin
+
+    def insert(self, prompt: Prompt, pin: Pin | None, slots: list[int]) -> int:
+        """Adds what is missing, with the slots that are left over for it; pages added."""
+        run, done = self._end(prompt)
+        fresh = None
+        if done < len(prompt):
+            fresh = Run(list(prompt[done:]), slots[-(len(prompt) - done) :], run)
+            fresh.last = self.clock
+            run.below[prompt[done]] = fresh
+            self.came += 1
+            self.comes(fresh)
+            run = fresh
+        if pin is not None:
+            pin.end.pins -= 1
+            pin.end = run
+            run.pins += 1
+        self._use(run, ALWAYS if pin is None else pin.taken, fresh)
+        return len(prompt) - done
+
+    def release(self, pin: Pin, *, stamp: bool) -> None:
+        """Gives a pin back."""
+        if stamp:
+            self._use(pin.end, pin.taken)
+        pin.end.pins -= 1
+
+    def touch(self, prompt: Prompt) -> None:
+        """Uses what is there."""
+        self._use(self._end(prompt)[0], ALWAYS)
+
+    def victim(self) -> Run | None:
+        """The run that goes next."""
+        return next((run for queue in (0, 1) for run in self.leaves(queue)), None)
+
+    def evict(self, count: int) -> list[int]:
+        """Slots of what went, in order."""
+        gone: list[int] = []
+        while len(gone) < count and (run := self.victim()) is not None:
+            self.going(run)
+            while run.pages and len(gone) < count:
+                page = run.pages.pop()
+                gone.append(run.slots.pop())
+            if not run.pages:
+                assert run.above is not None
+                del run.above.below[page]
+        return gone
+
+
+class Fifo(Reference):
+    """What came first."""
+
+    def comes(self, run: Run) -> None:
+        run.key = self.came
+
+
+class Lfu(Reference):
+    """The fewest uses, on top of the last victim's key at that time."""
+
+    age = 0
+
+    def comes(self, run: Run) -> None:
+        run.key = self.age + 1
+
+    def used(self, run: Run, again: bool) -> None:
+        if again:
+            run.key = self.age + 1 + run.uses
+
+    def going(self, run: Run) -> None:
+        self.age = max(self.age, run.key)
+
+
+class Slru(Reference):
+    """What was used once, then what was used again, which is at most four fifths."""
+
+    def comes(self, run: Run) -> None:
+        run.key = self.clock
+
+    def used(self, run: Run, again: bool) -> None:
+        run.key = self.clock
+        run.queue |= again
+
+    def settle(self) -> None:
+        while self.resident(1) * 5 > (self.resident(0) + self.resident(1)) * 4:
+            free = self.leaves(1)
+            if not free:
+                return
+            free[0].queue, free[0].key = 0, self.clock
+
+
+class Lru(Reference):
+    """What was used longest ago."""
+
+    def comes(self, run: Run) -> None:
+        run.key = 0
+
+
+REFERENCES: dict[str, type[Reference]] = {"lru": Lru, "fifo": Fifo, "lfu": Lfu, "slru": Slru}
