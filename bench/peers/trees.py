@@ -29,6 +29,7 @@ TIMES = {
     "turns: match": 20.0,
     "turns: insert": 30.0,
 }
+OTHERS = ("match hit, prompt just read", "turns: lease", "turns: release")
 MIXED_TIMES_ALONE = 2.0
 FULL, WINDOW, STATE, MIXED = "full", "window", "state", "window and state"
 
@@ -105,7 +106,7 @@ def run_trees(sizes: Sizes, place: Place) -> Outcome:
     found = measure_cases(peers, cases, SEED, place)
     rows = [row for each in found.values() for row in each.rows()]
     pairs: list[tuple[str, str, float | None]] = []
-    for name in [*TIMES, "turns: lease", "turns: release"]:
+    for name in [*TIMES, *OTHERS]:
         pairs.append((f"{name}, {RUST}", f"{name}, {CORE}", TIMES.get(name)))
         pairs.append((f"{name}, {RUST}", f"{name}, {FACADE}", None))
     return _outcome(found, rows, pairs)

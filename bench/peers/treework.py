@@ -176,6 +176,7 @@ class TreeWork:
         tree.open(sizes, room)
         us["insert"], facts["inserted_before"] = tree.insert(keys["fill"])
         us["match hit"], facts["hit_tokens"], ends = tree.match(keys["hit"])
+        us["match hit, prompt just read"], facts["read_tokens"] = self._just_read(keys["hit"])
         us["match hit in cache"], facts["hot_tokens"] = self._hot(keys["hit"])
         us["match partial"], facts["partial_tokens"], _ = tree.match(keys["partial"])
         us["match miss"], facts["miss_tokens"], _ = tree.match(keys["miss"])
@@ -184,6 +185,17 @@ class TreeWork:
         leaf = sizes["tokens"] - sizes["shared_tokens"]
         us["evict one leaf"], facts["evicted_tokens"] = tree.evict(leaf, sizes["evictions"])
         return {name: statistics.median(spans) for name, spans in us.items()}, facts
+
+    def _just_read(self, keys: Sequence[Any]) -> tuple[list[float], int]:
+        """Each prompt is brought into the cache, as one that was just tokenized is."""
+        spans: list[float] = []
+        hit = 0
+        for key in keys:
+            np.frombuffer(key, np.int32).max()
+            one, tokens, _ = self._tree.match([key])
+            spans += one
+            hit += tokens
+        return spans, hit
 
     def _hot(self, keys: Sequence[Any]) -> tuple[list[float], int]:
         """Sets of a few prompts: each set is asked for once, not timed, and then once more."""

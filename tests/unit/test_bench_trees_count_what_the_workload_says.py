@@ -47,6 +47,7 @@ def test_counts_follow_from_the_sizes(kind: str) -> None:
             "matched_before": 9 * 256,
             "inserted_before": 9 * 256,
             "hit_tokens": 9 * 512,
+            "read_tokens": 9 * 512,
             "hot_tokens": 9 * 512,
             "partial_tokens": partial,
             "miss_tokens": 0,
