@@ -243,6 +243,18 @@ def _add_model_arguments(replay: argparse.ArgumentParser) -> None:
         help="where states and windows are kept: branch+turn, dense (every page), every=N tokens, "
         f"or other sums of these ({DEFAULT_CHECKPOINTS})",
     )
+    model.add_argument(
+        "--flops",
+        metavar="FLOP/S",
+        help="what a GPU really reaches, as 4.9e14: counts the seconds that hits save it",
+    )
+    model.add_argument(
+        "--rate",
+        metavar="BYTES/S",
+        help="hits are read from a tier so fast, as 12GB, where that is faster than computing "
+        "(without: they lie on the device)",
+    )
+    model.add_argument("--latency", metavar="SECONDS", help="what each such read waits before (0)")
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -311,8 +323,10 @@ def _index_runs(
 
 def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
     from radix.replay.grouped import BLOCK_TOKENS, model_report
+    from radix.replay.saving import parse_terms
 
     model = model_of(options.model)
+    terms = parse_terms(model, options.flops, options.rate, options.latency)
     budgets = parse_budgets(options.budget_bytes or DEFAULT_BUDGET)
     policies = parse_checkpoints(options.checkpoints or DEFAULT_CHECKPOINTS)
     trace = read_trace(options.trace, page_tokens, _interleave(options))
@@ -320,14 +334,16 @@ def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
     if options.page_tokens is not None:
         block_tokens = page_tokens
     with shown_progress() as progress:
-        report = model_report(trace, model, block_tokens, budgets, policies, progress)
+        report = model_report(trace, model, block_tokens, budgets, policies, progress, terms)
     if options.plot is not None:
         from radix.replay.plots import plot_hit_tokens_by_budget
 
         plot_hit_tokens_by_budget(report, options.plot)
-    from radix.replay.tables import model_table
+    from radix.replay.tables import model_table, savings_table
 
     _show(options.json, model_table(report))
+    if (saved := savings_table(report)) is not None:
+        _show(options.json, saved)
     if options.json is not None:
         write_json(options.json, report.as_json())
     return EXIT_DONE
@@ -389,7 +405,8 @@ def _check_combination(options: argparse.Namespace) -> None:
         "--data": options.data,
         "--verify": options.verify or None,
     }
-    modelled = {"--budget-bytes": options.budget_bytes, "--checkpoints": options.checkpoints}
+    names = ("budget_bytes", "checkpoints", "flops", "rate", "latency")
+    modelled = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
     excluded = []
     if options.interleave is None:
         excluded.append(({"--gap": options.gap, "--seed": options.seed}, "needs --interleave"))

@@ -21,6 +21,7 @@ from radix.replay.options import BUDGET_LIMIT_BYTES, Budget, OptionError
 from radix.replay.progress import Progress
 from radix.replay.report import ModelReport, ModelRun
 from radix.replay.room import PathEnds, Room
+from radix.replay.saving import Savings, Terms
 from radix.replay.traces import Int32Array, Trace
 from tiers.index import IndexTier
 
@@ -37,6 +38,7 @@ def model_report(
     budgets: Sequence[Budget],
     policies: Sequence[CheckpointPolicy],
     progress: Progress,
+    terms: Terms | None = None,
 ) -> ModelReport:
     """Run each policy under each budget, after one run without a limit that tells what percentages
     are of.
@@ -50,6 +52,7 @@ def model_report(
         budgets: at least one; the same bytes for all policies.
         policies: at least one; the full footprint is that of the first.
         progress: told each run and how far it is.
+        terms: what to count saved seconds by; None: they are not counted.
 
     Raises:
         OptionError: model, budgets or policies do not fit the trace's page or each other.
@@ -65,7 +68,7 @@ def model_report(
         _check_budget(work, budget)
         for policy in policies:
             progress.phase(f"{policy.text}, {budget:,} bytes", len(trace))
-            runs.append(replay_model(work, policy, budget, progress))
+            runs.append(replay_model(work, policy, budget, progress, terms))
     return ModelReport(
         trace=trace.name,
         requests=len(trace),
@@ -90,7 +93,11 @@ def _check_budget(work: ModelTrace, budget_bytes: int) -> None:
 
 
 def replay_model(
-    work: ModelTrace, policy: CheckpointPolicy, budget_bytes: int, progress: Progress
+    work: ModelTrace,
+    policy: CheckpointPolicy,
+    budget_bytes: int,
+    progress: Progress,
+    terms: Terms | None = None,
 ) -> ModelRun:
     """Run a checkpoint policy over a whole trace under one budget and count its joint hits.
 
@@ -105,11 +112,12 @@ def replay_model(
     began = time.perf_counter()
     device = IndexTier(limit_bytes=budget_bytes)
     with PrefixCache(list(work.groups), [device], page_tokens=work.page_entries) as cache:
-        serving = _Serving(work, cache, places, budget_bytes)
+        serving = _Serving(work, cache, places, budget_bytes, terms)
+        lengths = work.lengths.tolist()
         for number, (prompt, turn, left) in enumerate(work.requests()):
             if number % _STEP == 0:
                 progress.reach(number)
-            serving.serve(prompt, turn, left)
+            serving.serve(prompt, turn, left, lengths[number])
         progress.reach(len(work.trace))
         return serving.run(time.perf_counter() - began)
 
@@ -118,7 +126,12 @@ class _Serving:
     """One pass over an open cache: `serve` a request, at the end `run`."""
 
     def __init__(
-        self, work: ModelTrace, cache: PrefixCache, places: Places, budget_bytes: int
+        self,
+        work: ModelTrace,
+        cache: PrefixCache,
+        places: Places,
+        budget_bytes: int,
+        terms: Terms | None,
     ) -> None:
         self._work = work
         self._cache = cache
@@ -129,15 +142,22 @@ class _Serving:
         self._snapshots = [number for number, rule in enumerate(work.rules) if rule.per_position]
         self._parts = any(not rule.everywhere for rule in work.rules)
         self._budget_bytes = budget_bytes
+        self._savings = None
+        if terms is not None:
+            self._savings = Savings(terms, work.groups, work.rules, work.page_tokens)
         self._hit_pages = self._usable_pages = self._known_pages = 0
         self._state_bytes = self._state_bytes_peak = 0
 
-    def serve(self, prompt: Int32Array, turn: Int32Array, left: int) -> None:
-        """Look a prompt up, then share what its request computed: `turn`, the prompt and more."""
+    def serve(self, prompt: Int32Array, turn: Int32Array, left: int, tokens: int) -> None:
+        """Look a prompt of so many tokens up, then share what its request computed: `turn`, the
+        prompt and more.
+        """
         cache, page = self._cache, self._work.page_entries
         found, cursor = cache.match(prompt, leave=left)
         hit, known = found.hit_pages, min(found.structural_pages, found.limit_pages)
         self._usable_pages += hit
+        if self._savings is not None:
+            self._savings.hit(hit, tokens)
         self._known_pages += known
         if found.structural_pages > found.limit_pages:
             self._hit_pages += cache.match(prompt, leave=0)[0].hit_pages
@@ -185,4 +205,5 @@ class _Serving:
             evicted_blocks={
                 name: self._cache.metrics.total("evict", "blocks", "device", name) for name in names
             },
+            saving=None if self._savings is None else self._savings.total(),
         )

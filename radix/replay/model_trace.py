@@ -52,10 +52,15 @@ class ModelTrace:
         return self.entry_tokens * self.page_entries
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, as the trace tells them or in whole blocks. Cost: the requests."""
+    def lengths(self) -> Int64Array:
+        """Tokens of each prompt, as the trace tells them or in whole blocks. Cost: the requests."""
         counted = np.diff(self.trace.offsets) * self.entry_tokens
-        return int(np.where(self.trace.lengths > 0, self.trace.lengths, counted).sum())
+        return np.where(self.trace.lengths > 0, self.trace.lengths, counted)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts. Cost: the requests."""
+        return int(self.lengths.sum())
 
     def requests(self) -> Iterator[tuple[Int32Array, Int32Array, int]]:
         """Yield of each request the entries to look up, those computed when it ends, and how many

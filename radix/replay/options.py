@@ -7,6 +7,7 @@ sizes that are accepted are exact (a percentage is worked out in integers, never
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -214,6 +215,34 @@ def parse_seconds(option: str, text: str) -> float:
     if not _SECONDS.fullmatch(text.strip()):
         raise OptionError(option, f"expected seconds such as 20 or 0.5, got {text!r}")
     return float(text)
+
+
+def parse_amount(option: str, text: str) -> float:
+    """Parse a number above 0, such as 4.9e14.
+
+    Raises:
+        OptionError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise OptionError(option, f"expected a number above 0, such as 4.9e14, got {text!r}")
+    return value
+
+
+def parse_bytes_per_s(option: str, text: str) -> float:
+    """Parse bytes a second, such as 12GB or 2.5GiB.
+
+    Raises:
+        OptionError: it is none.
+    """
+    size = _SIZE.fullmatch(text.strip())
+    value = Fraction(size[1]) * _unit_bytes(size[2] or "B") if size is not None else 0
+    if not value:
+        raise OptionError(option, f"expected bytes a second such as 12GB, got {text!r}")
+    return float(value)
 
 
 def parse_seed(text: str) -> int:

@@ -18,6 +18,7 @@ from radix.replay.chains import Chains
 from radix.replay.optimal import optimal_hits
 from radix.replay.options import OPTIMAL
 from radix.replay.output import draft_of
+from radix.replay.saving import Saving
 from radix.replay.stopwatch import StageTime
 from radix.replay.traces import Int64Array, Trace, Unit
 
@@ -92,7 +93,8 @@ class ModelRun(Run):
     the tokens of the usable hits, `known_tokens` those of the longest prefixes that the tree knew,
     whether or not the windows and states for a hit there were kept. `state_bytes` are the snapshots
     resident at the end, `state_bytes_peak` the most after any request, `resident_bytes` all blocks
-    at the end by group, `evicted_blocks` those that made room, by group.
+    at the end by group, `evicted_blocks` those that made room, by group. `saving`: what the hits
+    are worth in seconds, where that was asked.
     """
 
     model: str
@@ -104,6 +106,7 @@ class ModelRun(Run):
     state_bytes_peak: int
     resident_bytes: Mapping[str, int]
     evicted_blocks: Mapping[str, int]
+    saving: Saving | None = None
 
 
 @dataclass(frozen=True, slots=True)

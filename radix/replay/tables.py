@@ -71,6 +71,33 @@ def model_table(report: ModelReport) -> Table:
     return table
 
 
+def savings_table(report: ModelReport) -> Table | None:
+    """Return what the hits are worth, a row as in `model_table`; None where nobody asked."""
+    savings = [run.saving for run in report.runs if run.saving is not None]
+    if not savings:
+        return None
+    terms = savings[0]
+    read = "on the device"
+    if terms.bytes_per_s is not None and terms.latency_s is not None:
+        read = f"read at {size(int(terms.bytes_per_s))}/s after {terms.latency_s * 1e3:g} ms"
+    table = Table(title=f"hits {read}; a GPU of {terms.flops_per_s:.3g} FLOP/s")
+    table.title_justify = "left"
+    table.add_column("budget", justify="right")
+    table.add_column("checkpoints")
+    for heading in ("GPU s saved", "s loading", "loaded", "faster computed"):
+        table.add_column(heading, justify="right")
+    for run, saving in zip(report.runs, savings, strict=True):
+        table.add_row(
+            size(run.budget_bytes),
+            escape(run.checkpoints),
+            f"{saving.saved_gpu_s:,.1f}",
+            f"{saving.load_s:,.1f}",
+            size(saving.loaded_bytes),
+            f"{saving.skipped:,}",
+        )
+    return table
+
+
 def tiered_table(report: TieredReport) -> Table:
     """Return the table of a run with bytes: a column for each pass, a section for each question."""
     table = Table(title=escape(report.source), title_justify="left")
