@@ -53,6 +53,13 @@ _RECORD_PAGE_BYTES = 1  # keys have no pages; no token cache has pages of one by
 _FLAT_LAYOUT = 1 << 31  # directories of the two never mix, nor do their namespaces
 
 
+def _check_ownership(ownership: object, tiers: int) -> None:
+    if ownership not in (Ownership.OWNED, Ownership.BORROWED):
+        raise ValueError(f"ownership is {ownership}, expected owned or borrowed")
+    if ownership is Ownership.BORROWED and tiers < 2:
+        raise ValueError("borrowed rows need a tier below them")
+
+
 class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
@@ -95,10 +102,7 @@ class FlatStore(FlatAsking):
         self.groups = check_groups(groups)
         media = tiers_of(tiers)
         lent = ownership is Ownership.BORROWED
-        if ownership not in (Ownership.OWNED, Ownership.BORROWED):
-            raise ValueError(f"ownership is {ownership}, expected owned or borrowed")
-        if lent and len(media) < 2:
-            raise ValueError("borrowed rows need a tier below them")
+        _check_ownership(ownership, len(media))
         bounds = check_writes(write, limits)
         if write == "write_back":
             raise UnsupportedError("write 'write_back' is not in this version of a flat store")
