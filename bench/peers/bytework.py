@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,7 +140,7 @@ class ByteWork:
         us: dict[str, float] = {}
         good = 0
         for name, calls in (("each", each), ("batches", batches)):
-            us[f"memory put, {name}"] = self._timed(lambda c=calls: _every(store.put_memory, c))
+            us[f"memory put, {name}"] = self._timed(partial(_every, store.put_memory, calls))
             us[f"memory get, {name}"], same = self._read(store.get_memory, calls)
             good += same
             store.clear_memory()

@@ -42,6 +42,7 @@ class DynamoIndex:
 
         self._tree_of, self._hash = RadixTree, compute_block_hash_for_seq
         self._page = self._blocks = 0
+        self._tree: Any = None
         self._events: list[bytes] = []
         self._first: list[int] = []
 
@@ -67,6 +68,7 @@ class DynamoIndex:
 
     def build(self) -> tuple[float, int]:
         """Applies every event; the answer to one question says that all are in."""
+        self._tree = None
         self._tree = self._tree_of()
         apply, events = self._tree.apply_event, self._events
         start = time.perf_counter()

@@ -54,6 +54,7 @@ class FacadeBlocks(_Ours):
         """One tier of so many slots."""
         if self._cache is not None:
             self._cache.close()
+        self._cache = None
         self._page = page_tokens
         group = Group.full("kv", 1)
         self._cache = PrefixCache([group], [IndexTier(blocks)], page_tokens=page_tokens)
@@ -82,7 +83,7 @@ class FacadeBlocks(_Ours):
 class ListBlocks(FacadeBlocks):
     """The same, of prompts that are lists."""
 
-    stages = ("convert", *FacadeBlocks.stages)
+    stages: Sequence[str] = ("convert", *FacadeBlocks.stages)
 
     def prompt(self, tokens: Prompts) -> Any:
         """A list of ints."""
@@ -100,11 +101,14 @@ class ListBlocks(FacadeBlocks):
 class CoreBlocks(_Ours):
     """TreeCore and a pool of slots, without the books of a cache."""
 
-    stages = FacadeBlocks.stages
+    stages: Sequence[str] = FacadeBlocks.stages
+
+    def __init__(self) -> None:
+        self._tree: TreeCore | None = None
 
     def open(self, page_tokens: int, blocks: int) -> None:
         """A tree of one full group."""
-        self._page = page_tokens
+        self._page, self._tree = page_tokens, None
         self._tree = TreeCore(4 * page_tokens, groups=1, tiers=1, keep_keys=False)
         self._root = self._tree.root()
         self._pool = SlotPool(blocks)
@@ -118,13 +122,14 @@ class CoreBlocks(_Ours):
     def serve(self, prompt: Any) -> tuple[Spans, int]:
         """The insert goes on where the lease ends."""
         tree, root, clock, page = self._tree, self._root, time.perf_counter_ns, self._page
+        assert tree is not None
         t0 = clock()
         found = tree.match(root, prompt)
         t1 = clock()
         lease, node, pages = tree.lease(Cursor(root, found.node, found.structural_pages))
         t2 = clock()
         new = prompt[pages * page :]
-        slots = self._reserved(len(new) // page)
+        slots = self._reserved(tree, len(new) // page)
         made = tree.insert(Cursor(root, node, pages), new, self._columns, slots, None, lease)
         self._pool.move(slots, RESERVED, USED)
         t3 = clock()
@@ -135,11 +140,11 @@ class CoreBlocks(_Ours):
         us = ((t1 - t0) / 1e3, (t2 - t1) / 1e3, (t3 - t2) / 1e3, (t4 - t3) / 1e3)
         return us, found.hit_pages * page
 
-    def _reserved(self, count: int) -> Any:
+    def _reserved(self, tree: TreeCore, count: int) -> Any:
         pool = self._pool
         if short := max(0, count - pool.count(FREE)):
             gone = self._gone[:short]
-            if self._tree.evict(0, gone) < short:
+            if tree.evict(0, gone) < short:
                 raise RuntimeError("no room for a request")
             pool.move(gone, USED, FREE)
         return pool.reserve(count)
@@ -162,6 +167,7 @@ class FacadeIndex(_Ours):
         """Match, lease, insert and release of each prompt."""
         if self._cache is not None:
             self._cache.close()
+        self._cache = None
         group = Group.full("kv", 1)
         cache = PrefixCache([group], [IndexTier(self._room)], page_tokens=self._page)
         self._cache = cache
@@ -191,6 +197,9 @@ class FacadeIndex(_Ours):
 class CoreIndex(_Ours):
     """TreeCore alone; slots are numbers counted up."""
 
+    def __init__(self) -> None:
+        self._tree: TreeCore | None = None
+
     def prepare(self, page_tokens: int, prompts: Sequence[Prompts]) -> None:
         """The tokens themselves."""
         self._page, self._prompts = page_tokens, list(prompts)
@@ -198,6 +207,7 @@ class CoreIndex(_Ours):
 
     def build(self) -> tuple[float, int]:
         """From the root: the tree finds by itself what is there already."""
+        self._tree = None
         self._tree = tree = TreeCore(4 * self._page, groups=1, tiers=1, keep_keys=False)
         self._root = tree.root()
         begin, columns, page = Cursor(self._root, self._root, 0), np.zeros(1, np.uint32), self._page
@@ -213,10 +223,12 @@ class CoreIndex(_Ours):
 
     def find(self, key: Any) -> int:
         """The whole prompt, its last token too."""
+        assert self._tree is not None
         return self._tree.match(self._root, key, 0).hit_pages
 
     def own_bytes(self) -> int:
         """Nodes, tables, edges (the tokens themselves) and slots."""
+        assert self._tree is not None
         return self._tree.stats().bytes
 
 

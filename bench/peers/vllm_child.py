@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from bench.peers.child import Work, serve
 from bench.peers.requestwork import RequestWork, Spans
 from bench.workloads import Prompts
@@ -54,7 +52,7 @@ class VllmBlocks:
 
     def open(self, page_tokens: int, blocks: int) -> None:
         """One block more, because it never gives out the first."""
-        kinds = self._interface
+        self._pool, kinds = None, self._interface
         spec = kinds.FullAttentionSpec(
             block_size=page_tokens, num_kv_heads=1, head_size=1, dtype=self._dtype
         )
@@ -74,7 +72,8 @@ class VllmBlocks:
 
     def prompt(self, tokens: Prompts) -> list[int]:
         """A list of ints."""
-        return [int(token) for token in np.asarray(tokens)]
+        row: list[int] = tokens.tolist()
+        return row
 
     def _made(self, prompt: list[int], hashed: bool) -> tuple[object, int]:
         """A request, and the ns that its making took: it hashes its blocks while it is made."""
