@@ -79,8 +79,8 @@ class DiskTier(PooledTier):
         """Touches nothing yet; ``attach`` does.
 
         ``paths``: a directory, or several, the first of which holds the index. ``limit_bytes``:
-        index and blocks together. ``payload``: "slab" or "lmdb". Raises ``ValueError``,
-        ``TypeError``.
+        index and blocks together. ``payload``: "slab" or "lmdb". ``threads``: that read and write,
+        for each path. Raises ``ValueError``, ``TypeError``.
         """
         super().__init__(name, _PERSISTENT)
         listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)

@@ -72,7 +72,7 @@ class ZeroAhead:
 
     def _choose(self) -> bool:
         self._ready = {segment for segment in self._ready if self._slab.owner(segment) < 0}
-        if len(self._ready) >= SEGMENTS_AHEAD:
+        if len(self._ready) >= max(SEGMENTS_AHEAD, self._slab.stripe):
             return False
         for segment in range(self._slab.segments):
             if segment not in self._ready and self._slab.owner(segment) == UNLENT:

@@ -147,6 +147,21 @@ def _in_place(planes: Planes, cut: Cut, aligned: bool) -> bool:
     return stride >= stride_bytes(int(cut.above[-1] + cut.sizes[-1]))
 
 
+def file_order(
+    fds: npt.NDArray[np.int32], places: npt.NDArray[np.uint64], block_bytes: int
+) -> npt.NDArray[np.int64]:
+    """In which order to move blocks that lie there: as they lie in a file, so that neighbours are
+    moved as one piece; of several files a piece of each in turn, so that several drives are busy.
+    """
+    order = np.lexsort((places, fds))
+    if not len(fds) or fds.min() == fds.max():
+        return order
+    sorted_fds = fds[order]
+    first = np.searchsorted(sorted_fds, sorted_fds)
+    turns = (np.arange(len(order)) - first) // max(1, lib.RDX_PIECE_BYTES // block_bytes)
+    return np.asarray(order[np.argsort(turns, kind="stable")], np.int64)
+
+
 def file_ops(
     move: Move,
     chosen: npt.NDArray[np.int64],

@@ -359,7 +359,10 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
     plan, files = opening.plan, opening.files
     sizes = [stored_bytes(group.block_bytes, config.payload) for group in groups]
     slab = SlabAllocator(
-        sizes, limit_bytes=plan.segments * plan.segment_bytes, segment_bytes=plan.segment_bytes
+        sizes,
+        limit_bytes=plan.segments * plan.segment_bytes,
+        segment_bytes=plan.segment_bytes,
+        stripe=len(config.paths),
     )
     books = DiskBooks(slab, [group.layout for group in groups])
     found = index.scan()
@@ -383,9 +386,8 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
     for segment in range(max(plan.segments, int(live.max(initial=-1)) + 1)):
         if files.path_of(segment) in files.failed:
             slab.ban(segment)
-    for segment in live.tolist():
-        slab.adopt(int(owners[segment]), segment)
     for group in range(len(groups)):
+        slab.adopt(group, *live[owners[live] == group].tolist())
         mine = columns.groups == group
         slots = columns.slots[mine].astype(np.int32)
         slab.claim(group, slots)

@@ -29,7 +29,7 @@ from tiers.committer import Committed, Committer, RemovalWork, StoreWork
 from tiers.copies import STEP_NUMBERS, Mover, mover_of
 from tiers.disk_ahead import ZeroAhead
 from tiers.disk_health import DiskHealth
-from tiers.disk_moves import Layered, Move, file_ops, make_move, settle_ops
+from tiers.disk_moves import Layered, Move, file_ops, file_order, make_move, settle_ops
 from tiers.disk_open import DiskConfig, OpenDisk
 from tiers.disk_records import DiskCounts, check_records, rows_of, whole_blocks
 from tiers.lmdb_index import Additions
@@ -58,7 +58,7 @@ class DiskTransfers:
         health: DiskHealth,
     ) -> None:
         self.counts = DiskCounts(dropped=disk.dropped)
-        self.engine = TransferEngine(config.threads, QUEUE_JOBS)
+        self.engine = TransferEngine(config.threads * len(config.paths), QUEUE_JOBS)
         self._health = health
         self._name = config.name
         self.ahead = ZeroAhead(self.engine, disk.files, disk.books.slab, config.name)
@@ -299,8 +299,7 @@ class DiskTransfers:
             then(move, lib.RDX_EIO, 0)
             return True
         places = starts + offsets.astype(np.uint64)
-        # In the order of the file: what lies side by side is moved as one piece.
-        order = np.lexsort((places, fds))
+        order = file_order(fds, places, move.cut.nbytes)
         move.ops = file_ops(
             move, chosen[order], fds[order], places[order], aligned=self._disk.files.direct
         )

@@ -11,7 +11,9 @@ foreign frees raise and change nothing) and the segment part of I25 (lent bytes 
 
 A slot's number names its place: slot = segment * slots_per_segment + index within the segment, so
 that an address needs no table and a stored slot number stays true over a restart. Slot numbers of
-a class have gaps where a segment is lent to another class.
+a class have gaps where a segment is lent to another class. Over several drives (``stripe``)
+segments go round them and are lent one of each at a time, with their slots in turn, so that what is
+reserved together lies on all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from radix.tier import Slots
 
 ALIGNMENT_BYTES = 4096
 SEGMENT_BYTES = 64 << 20
+TURN_BYTES = 512 << 10  # that lie side by side before it is the next drive's turn
 UNLENT = -1
 BANNED = -2  # its medium failed
 HELD = -3  # not to be lent just now
@@ -69,9 +72,11 @@ class SlabAllocator:
         *,
         limit_bytes: int,
         segment_bytes: int = SEGMENT_BYTES,
+        stripe: int = 1,
     ) -> None:
         """One class for each entry of ``block_bytes``. A limit that is no multiple of the segment
-        gives a short last segment, if a block of each class fits in it.
+        gives a short last segment, if a block of each class fits in it. ``stripe``: drives that
+        segments go round.
 
         Raises: ``ValueError`` for no class, a block larger than a segment, a segment that is no
         multiple of 4 KiB, or fewer segments than classes.
@@ -83,7 +88,7 @@ class SlabAllocator:
                 f"segment_bytes must be a positive multiple of {ALIGNMENT_BYTES}, "
                 f"not {segment_bytes}"
             )
-        self.segment_bytes = segment_bytes
+        self.segment_bytes, self.stripe = segment_bytes, stripe
         self.segments = -(-limit_bytes // segment_bytes)
         self.tail_bytes = limit_bytes - (self.segments - 1) * segment_bytes
         self.classes: list[SizeClass] = []
@@ -197,26 +202,26 @@ class SlabAllocator:
     def reserve(self, cls: int, count: int) -> Slots | None:
         """``count`` reserved slots, lending segments as needed, or None (nothing changed).
 
-        Segments with the lowest numbers are lent first; wholly free segments of other classes go
-        last. Cost: count, and the segments where one must be lent.
+        Segments with the lowest numbers are lent first, of each drive one; wholly free segments of
+        other classes go last. Cost: count, and the segments where one must be lent.
         """
         pool = self._pools[cls]
         missing = count - pool.count(FREE)
         if self.occupied(cls) + count > self.capacity(cls):
             return None
         if missing > 0:
-            chosen = []
+            chosen: list[int] = []
             for segment in self._obtainable(cls):
+                if missing <= 0 and (not len(chosen) % self.stripe or self.owner(segment) >= 0):
+                    break
                 chosen.append(segment)
                 missing -= self.slots_in(cls, segment)
-                if missing <= 0:
-                    break
             if missing > 0:
                 return None
             for segment in chosen:
                 if self._owner[segment] != UNLENT:
                     self.release(segment)
-                self._lend(cls, segment)
+            self._lend(cls, chosen)
         slots = pool.reserve(count)
         if slots is not None:
             self._count(cls, slots, 1)
@@ -265,19 +270,20 @@ class SlabAllocator:
 
     # ------------------------------------------------------------------ segments
 
-    def adopt(self, cls: int, segment: int) -> None:
-        """Lends a named segment (restart). Its number may lie beyond the limit's own; how many are
-        lent may not. Raises ``SlotError`` if it is lent or the limit is reached.
+    def adopt(self, cls: int, *segments: int) -> None:
+        """Lends named segments (restart). Their numbers may lie beyond the limit's own; how many
+        are lent may not. Raises ``SlotError`` if one is lent or the limit is reached.
         """
-        if self.owner(segment) != UNLENT:
-            raise SlotError(f"segment {segment} is not to be had (owner {self.owner(segment)})")
-        if self.lent >= self.segments:
-            raise SlotError(f"segment {segment}: all {self.segments} segments are lent")
-        if segment >= len(self._owner):
-            more = segment + 1 - len(self._owner)
+        for segment in segments:
+            if self.owner(segment) != UNLENT:
+                raise SlotError(f"segment {segment} is not to be had (owner {self.owner(segment)})")
+        if self.lent + len(segments) > self.segments:
+            raise SlotError(f"segment {segments[-1]}: all {self.segments} segments are lent")
+        more = max(segments, default=-1) + 1 - len(self._owner)
+        if more > 0:
             self._owner = np.append(self._owner, np.full(more, UNLENT, np.int32))
             self._busy = np.append(self._busy, np.zeros(more, np.int64))
-        self._lend(cls, segment)
+        self._lend(cls, self._in_turn(list(segments)))
 
     def release(self, segment: int) -> None:
         """Takes back a lent segment whose slots are all free. Raises ``SlotError`` otherwise."""
@@ -366,7 +372,7 @@ class SlabAllocator:
         counts = np.bincount(self._owner[self._owner >= 0], minlength=len(self.classes))
         starving = int(np.count_nonzero(counts == 0)) - int(counts[cls] == 0)
         room = max(0, self.segments - self._lent_count - starving)
-        result = [int(segment) for segment in np.flatnonzero(self._owner == UNLENT)[:room]]
+        result = self._in_turn(np.flatnonzero(self._owner == UNLENT).tolist())[:room]
         if alone:
             return result
         for segment in np.flatnonzero((self._owner >= 0) & (self._busy == 0)):
@@ -389,20 +395,35 @@ class SlabAllocator:
         pool.move(slots, source, FREE)
         self._count(cls, slots, -1)
 
-    def _lend(self, cls: int, segment: int) -> None:
-        per_segment = self.classes[cls].per_segment
-        slots = self.slots_in(cls, segment)
-        pool, first = self._pools[cls], segment * per_segment
-        while self._covered[cls] <= segment:
-            # The pool's numbers run on without a gap; what is not lent is retired at once.
-            pool.grow(per_segment)
-            pool.retire(self._covered[cls] * per_segment, per_segment)
-            self._covered[cls] += 1
-        if slots and not pool.revive(first, slots):
-            raise InvariantError("I7", f"segment {segment}: its slots are not retired")
-        self._owner[segment] = cls
-        self._lent_count += 1
-        self._lent.append(segment)
+    def _in_turn(self, segments: list[int]) -> list[int]:
+        """Ascending segments, the first of each drive before the second of any."""
+        if self.stripe == 1:
+            return segments
+        seen = [0] * self.stripe
+        ranks = []
+        for segment in segments:
+            ranks.append(seen[segment % self.stripe])
+            seen[segment % self.stripe] += 1
+        return [segment for _, segment in sorted(zip(ranks, segments, strict=True))]
+
+    def _lend(self, cls: int, segments: Sequence[int]) -> None:
+        kind, pool = self.classes[cls], self._pools[cls]
+        for segment in segments:
+            while self._covered[cls] <= segment:
+                # The pool's numbers run on without a gap; what is not lent is retired at once.
+                pool.grow(kind.per_segment)
+                pool.retire(self._covered[cls] * kind.per_segment, kind.per_segment)
+                self._covered[cls] += 1
+            self._owner[segment] = cls
+            self._lent_count += 1
+            self._lent.append(segment)
+        turn = max(1, TURN_BYTES // kind.stride_bytes) if self.stripe > 1 else kind.per_segment
+        for lot in range(0, len(segments), self.stripe):
+            for at in range(0, kind.per_segment, turn):
+                for segment in segments[lot : lot + self.stripe]:
+                    slots = min(turn, self.slots_in(cls, segment) - at)
+                    if slots > 0 and not pool.revive(segment * kind.per_segment + at, slots):
+                        raise InvariantError("I7", f"segment {segment}: its slots are not retired")
 
     def _count(self, cls: int, slots: Slots, sign: int) -> None:
         segments, _ = self.place(cls, slots)

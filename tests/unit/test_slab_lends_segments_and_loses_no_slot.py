@@ -171,6 +171,30 @@ def test_a_held_segment_is_not_lent() -> None:
     slab.check()
 
 
+def test_over_several_drives_what_is_reserved_together_lies_on_all() -> None:
+    sizes, segment = (64 << 10, 1 << 20), 4 << 20
+    slab = SlabAllocator(sizes, limit_bytes=10 * segment, segment_bytes=segment, stripe=3)
+    assert slab.hold(1)  # its drive has another one to give
+    slots = slab.reserve(0, 24)
+    assert slots is not None
+    drives = slab.place(0, slots)[0] % 3
+    assert drives.tolist() == [0] * 8 + [2] * 8 + [1] * 8, "512 KiB of each in turn"
+    slab.unhold(1)
+    large = slab.reserve(1, 12)
+    assert large is not None and (slab.place(1, large)[0] % 3).tolist() == [1, 0, 2] * 4
+    slab.commit(0, slots)
+    slab.check()
+    again = SlabAllocator(sizes, limit_bytes=10 * segment, segment_bytes=segment, stripe=3)
+    again.adopt(0, 0, 2, 4, 5, 6)
+    again.claim(0, slots)
+    more = again.reserve(0, 24)
+    assert more is not None and sorted(set(again.place(0, more)[0] % 3)) == [0, 1, 2]
+    again.check()
+    with pytest.raises(SlotError, match="all 10 segments are lent"):
+        again.adopt(0, *range(7, 13))
+    assert again.lent == 5
+
+
 @pytest.mark.parametrize(
     ("sizes", "limit", "segment", "words"),
     [
