@@ -19,7 +19,6 @@ from bench.measure import Skip
 
 SUBJECT = "fio"
 WITHOUT = "fio is not installed (Debian: apt-get install fio)"
-_FILE = "fio.bin"
 _STEP = 1 << 20
 _DEADLINE_S = 300
 
@@ -53,11 +52,11 @@ class Fio:
     ) -> None:
         if not is_there():
             raise Skip(WITHOUT)
-        self._folder = folder
+        self._folder, self._name = folder, f"fio-{block_bytes}.bin"
         self.command = [
             SUBJECT,
             f"--name={rw}",
-            f"--filename={_FILE}",
+            f"--filename={self._name}",
             f"--rw={rw}",
             f"--bs={block_bytes}",
             f"--size={nbytes // jobs}",
@@ -80,7 +79,7 @@ class Fio:
         may not keep at all.
         """
         rng = np.random.default_rng(4)
-        with (self._folder / _FILE).open("wb") as file:
+        with (self._folder / self._name).open("wb") as file:
             for _ in range(0, nbytes, _STEP):
                 file.write(rng.bytes(min(nbytes, _STEP)))
             file.flush()
@@ -101,4 +100,4 @@ class Fio:
 
     def close(self) -> None:
         """Removes its file."""
-        (self._folder / _FILE).unlink()
+        (self._folder / self._name).unlink()
