@@ -25,7 +25,8 @@ from radix.groups import Group
 from radix.pool import SlotError, SlotPool
 from radix.tier import Capability, Slots, Tier, TierMode, TierUsage, View
 from tiers.copies import CopyingTier, Mover, mover_of, plane_array
-from tiers.memory import SharedMemory, memory_limit_bytes
+from tiers.memory import SharedMemory, memory_limit_bytes, require_node
+from tiers.placement import Placed, Residence
 from tiers.pools import checked_count
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 from tiers.transfer import DEFAULT_THREADS, Planes
@@ -61,8 +62,9 @@ class HostTier(CopyingTier):
     """A slab of host memory that holds blocks of every group of a cache.
 
     Beside the protocol: ``limit_bytes``; and, once attached, ``locked_bytes`` (that cannot be
-    swapped out: 0 where the kernel's limit is low), ``registered`` (a device copies to and from
-    the slab directly), ``created`` (False where another process made the named slab).
+    swapped out: 0 where the kernel's limit is low), ``residence`` (what lies on huge pages, and on
+    the ``numa_node``), ``registered`` (a device copies to and from the slab directly), ``created``
+    (False where another process made the named slab).
     """
 
     def __init__(
@@ -74,13 +76,16 @@ class HostTier(CopyingTier):
         threads: int = DEFAULT_THREADS,
         segment_bytes: int | None = None,
         verify: bool = False,
+        numa_node: int | None = None,
     ) -> None:
         """Takes no memory yet; ``attach`` does.
 
         ``file_name``: a name in /dev/shm, for several processes (one of them gives out slots);
         ``segment_bytes``: a multiple of 4 KiB, by default one that suits the groups; ``verify``
-        keeps a checksum of each block from its commit and checks it at each load.
-        Raises: ``ValueError``, ``TypeError``; ``ValueError`` beyond what memory there is.
+        keeps a checksum of each block from its commit and checks it at each load; ``numa_node``:
+        where the slab should lie, by default next to the device above, where that tells.
+        Raises: ``ValueError``, ``TypeError``; ``ValueError`` beyond what memory there is;
+        ``TierUnavailableError`` for a node that the machine has not.
         """
         super().__init__(name, _MAPPED if file_name is None else _NAMED, threads)
         self.limit_bytes = checked_count(limit_bytes, f"tier {name!r}: limit_bytes")
@@ -91,6 +96,8 @@ class HostTier(CopyingTier):
             )
         if file_name is not None and (not file_name or "/" in file_name):
             raise ValueError(f"file_name must be a plain name, not {file_name!r}")
+        require_node(name, numa_node)
+        self.numa_node = numa_node
         self._file_name = file_name
         self._threads = threads
         self._segment_bytes = segment_bytes
@@ -120,7 +127,11 @@ class HostTier(CopyingTier):
                 np.zeros((self.limit_bytes // unit.stride + 1, runs_of(group.layout)), np.uint64)
                 for unit, group in zip(self._units, groups, strict=True)
             ]
-        memory = SharedMemory(self.name, self.limit_bytes, self._file_name, self._threads)
+        if self.numa_node is None and isinstance(self._registrar, Placed):
+            self.numa_node = self._registrar.numa_node
+        memory = SharedMemory(
+            self.name, self.limit_bytes, self._file_name, self._threads, self.numa_node
+        )
         if self._registrar is not None:
             self.registered = self._registrar.register(memory.address, self.limit_bytes)
         self._planes = [
@@ -129,6 +140,14 @@ class HostTier(CopyingTier):
         ]
         self._memory, self.created, self.locked_bytes = memory, memory.created, memory.locked_bytes
         return []
+
+    def residence(self) -> Residence:
+        """Bytes of the slab on huge pages, and on ``numa_node``: both are up to the kernel.
+
+        Cost: the kernel walks the pages of the process.
+        """
+        self._open_or_raise()
+        return self._memory.residence()
 
     def planes(self, group: int) -> Planes:
         """One plane: where the blocks of the group lie. Valid until ``close``."""

@@ -1,5 +1,5 @@
-"""Memory that a tier owns: one shared mapping of exactly the asked size, and how much this process
-may take at all. Named memory can be mapped by several processes; only slot numbers need to cross
+"""Memory that a tier owns: one mapping of exactly the asked size, and how much this process may
+take at all. Named memory can be mapped by several processes; only slot numbers need to cross
 between them. Keeps no invariant of its own; the caller keeps I25 (bytes <= limit).
 """
 
@@ -14,6 +14,14 @@ from pathlib import Path
 
 from radix._native import ffi, lib
 from radix.errors import TierUnavailableError
+from tiers.placement import (
+    Residence,
+    ask_for_huge_pages,
+    close_page,
+    nodes_with_memory,
+    prefer_node,
+    residence_of,
+)
 
 SHARED_FOLDER = Path("/dev/shm")
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -58,50 +66,80 @@ def _cgroup_files(process: Path, mount: Path) -> Iterator[Path]:
 
 
 class SharedMemory:
-    """``nbytes`` of zeroed shared memory, mapped once, page aligned, not inherited by a fork.
+    """``nbytes`` of zeroed memory, mapped once, page aligned, not inherited by a fork.
 
-    ``name`` None: an anonymous memory file. Otherwise a file of that name in /dev/shm: whoever
-    comes first creates it, later ones attach, and the creator takes the name away at ``close``.
+    ``name`` None: this process has it for itself, and only such memory gets huge pages from
+    every kernel. Otherwise a file of that name in /dev/shm: whoever comes first creates it, later
+    ones attach, and the creator takes the name away at ``close``.
     ``address``, ``nbytes``, ``created``, ``locked_bytes`` (0 where the limit on locked memory is
-    too small: that is no error).
+    too small: that is no error). Huge pages, and ``node``, are asked for: ``residence`` tells what
+    came of it.
     """
 
-    def __init__(self, tier: str, nbytes: int, name: str | None, threads: int) -> None:
-        """Raises: ``TierUnavailableError`` where the memory is not to be had, or a file of the
-        name has another size. Cost: every page is touched once, by ``threads`` threads.
+    def __init__(
+        self, tier: str, nbytes: int, name: str | None, threads: int, node: int | None = None
+    ) -> None:
+        """Raises: ``TierUnavailableError`` where the memory is not to be had, a file of the name
+        has another size, or the machine has no such ``node``. Cost: every page is touched once, by
+        ``threads`` threads.
         """
+        require_node(tier, node)
         self._tier = tier
         self.nbytes = nbytes
+        self.node = node
         self._path = None if name is None else SHARED_FOLDER / name
         self._descriptor, self.created = self._open()
         self.locked_bytes = 0
         try:
-            self._map = mmap.mmap(self._descriptor, nbytes)
+            self._map = self._mapped()
         except (OSError, ValueError) as error:
             self._forget_file()
             raise TierUnavailableError(tier, f"cannot map {nbytes} bytes: {error}") from None
         self._map.madvise(mmap.MADV_DONTFORK)
         self._buffer = ffi.from_buffer(self._map)
         self.address = int(ffi.cast("uintptr_t", self._buffer))
-        lib.rdx_prefault(self.address, nbytes, threads)
+        if self._path is None:
+            close_page(self.address + len(self._map) - mmap.PAGESIZE, mmap.PAGESIZE)
+        ask_for_huge_pages(self._map, nbytes)
+        if node is not None:
+            prefer_node(self.address, nbytes, node)
+        status = lib.rdx_prefault(self.address, nbytes, threads)
+        if status != lib.RDX_OK:
+            self.close()
+            text = ffi.string(lib.rdx_status_text(status)).decode()
+            raise TierUnavailableError(tier, f"cannot touch {nbytes} bytes: {text}")
         if _LIBC.mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(nbytes)) == 0:
             self.locked_bytes = nbytes
 
+    def residence(self) -> Residence:
+        """Bytes on huge pages, and on the node that was asked for. Nothing after ``close``.
+
+        Cost: the kernel walks the pages of the process.
+        """
+        return Residence(0, 0) if self._map.closed else residence_of(self.address, self.node)
+
     def close(self) -> None:
         """Unmaps it. Idempotent. Nobody may use an address in it any more."""
-        if self._descriptor < 0:
+        if self._map.closed:
             return
         ffi.release(self._buffer)
         self._map.close()
         self._forget_file()
 
     # ------------------------------------------------------------------ inside
+    def _mapped(self) -> mmap.mmap:
+        """Without a file one page more, which nobody may touch, follows it: so it is a mapping of
+        its own, and the kernel can say what became of it.
+        """
+        if self._path is not None:
+            return mmap.mmap(self._descriptor, self.nbytes)
+        whole = -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return mmap.mmap(-1, whole + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
     def _open(self) -> tuple[int, bool]:
         try:
             if self._path is None:
-                descriptor = os.memfd_create(f"radix-{self._tier}", os.MFD_CLOEXEC)
-                os.ftruncate(descriptor, self.nbytes)
-                return descriptor, True
+                return -1, True
             while True:
                 opened = self._open_named(self._path)
                 if opened is not None:
@@ -175,8 +213,18 @@ class SharedMemory:
     def _forget_file(self) -> None:
         if self.created and self._path is not None:
             self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
         self._descriptor = -1
+
+
+def require_node(tier: str, node: int | None) -> None:
+    """Raises ``TierUnavailableError`` where the machine has no memory on NUMA node ``node``."""
+    known = nodes_with_memory()
+    if node is not None and node not in known:
+        raise TierUnavailableError(
+            tier, f"no NUMA node {node}: memory is on {', '.join(map(str, known))}"
+        )
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
