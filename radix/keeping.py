@@ -322,7 +322,7 @@ class Keeping:
         """
         most, tree = self.checkpoints.per_path, self.residency.tree
         for tier in range(len(self.residency.tiers) if most is not None else 0):
-            found = tree.entries(work.at, tree.column(group, tier))
+            found = tree.entries(work.at, tree.column(group, tier)).tolist()
             pages = [page for page in found if page != newest][::-1]
             for page in pages[: max(0, len(pages) + 1 - (most or 0))]:
                 slot = self.residency.slots(work.at, group, tier, page, 1)
