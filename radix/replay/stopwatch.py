@@ -95,7 +95,7 @@ class Stopwatch:
         self._spent_ns = {REST: 0}
         self._calls = {REST: 1}
         self._open = [REST]
-        self._last_ns = clock()
+        self._last_ns = [clock()]  # the last reading, where every call finds it
 
     def stages(self) -> tuple[StageTime, ...]:
         """Return the stages that were entered, and the rest, up to now: they add up to all the time
@@ -111,8 +111,8 @@ class Stopwatch:
     def _turn(self) -> None:
         """What has passed since the last reading was the innermost stage's."""
         now_ns = self._clock()
-        self._spent_ns[self._open[-1]] += now_ns - self._last_ns
-        self._last_ns = now_ns
+        self._spent_ns[self._open[-1]] += now_ns - self._last_ns[0]
+        self._last_ns[0] = now_ns
 
     def _enter(self, stage: str) -> None:
         self._turn()
@@ -158,17 +158,24 @@ class Stopwatch:
             yield found
 
     def timed(self, stage: str, call: Callable[P, T]) -> Callable[P, T]:
-        """Return a call that does the same and whose time is a stage's. Cost: 0.4 us a call."""
+        """Return a call that does the same and whose time is a stage's. Cost: a us a call."""
         self._known(stage)
-        calls, enter, leave = self._calls, self._enter, self._leave
+        clock, calls, spent_ns, opened = self._clock, self._calls, self._spent_ns, self._open
+        last_ns = self._last_ns
 
         def measured(*args: P.args, **kwargs: P.kwargs) -> T:
+            # What `measure` does, without its calls: this is done some forty times a request.
+            now_ns = clock()
+            spent_ns[opened[-1]] += now_ns - last_ns[0]
+            last_ns[0] = now_ns
+            opened.append(stage)
             calls[stage] += 1
-            enter(stage)
             try:
                 return call(*args, **kwargs)
             finally:
-                leave()
+                now_ns = clock()
+                spent_ns[opened.pop()] += now_ns - last_ns[0]
+                last_ns[0] = now_ns
 
         return measured
 
@@ -183,7 +190,7 @@ class Stopwatch:
     def watch_cache(self, cache: PrefixCache) -> None:
         """Watch the calls between the parts of a cache that was just opened, and into its tiers.
 
-        Cost: 0.4 us for each such call later on, some forty a request.
+        Cost: about a us for each such call later on, some forty a request.
         """
         for part, call, stage in _SEAMS:
             self.watch(part(cache), call, stage)
