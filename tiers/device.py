@@ -1,7 +1,7 @@
 """The first tier: blocks in torch tensors, an engine's own or ours, on CUDA or on the CPU as the
 device. On the CPU its blocks are addresses and native threads copy them; on CUDA they are gathered
 and scattered on a side stream behind whatever the caller has queued. Keeps the tier side of I7, I8
-and I22. The only module of the data plane that imports torch.
+and I22.
 
     tensor [blocks, 2, heads, dim], a view whose halves lie apart     two planes a block
     tensor [blocks, layer bytes] for each layer                       a plane a layer
@@ -9,15 +9,11 @@ and I22. The only module of the data plane that imports torch.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from radix._native import lib
@@ -26,16 +22,15 @@ from radix.groups import Group
 from radix.pool import FREE, USED, SlotPool
 from radix.tier import Capability, Slots, Tier, Urgency, View
 from tiers.copies import Moved, plane_array
+from tiers.device_side import TorchSide, row_bytes
+from tiers.placement import node_of_pci
 from tiers.pools import PooledTier, blocks_of_groups
-from tiers.staging import Event, StagedMover
+from tiers.staging import StagedMover
 from tiers.transfer import Planes
 from tiers.views import Offsets, view_bytes, views_of
 
 MAX_PLANES = 4096
-_MOST_CUTS = 1024
 _CUDA: Any = torch.cuda  # much of it is untyped
-_EVERY_DEVICE = 1  # cudaHostRegisterPortable
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 Tensors = Sequence[torch.Tensor] | Mapping[str, Sequence[torch.Tensor]]
 
@@ -93,7 +88,7 @@ class DeviceTier(PooledTier):
         )
         self.tensors: tuple[tuple[torch.Tensor, ...], ...] = ()
         self._planes: list[Planes] = []
-        self._side: _Side | None = None
+        self._side: TorchSide | None = None
         self._mover: StagedMover | None = None
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
@@ -116,9 +111,19 @@ class DeviceTier(PooledTier):
         if self.capability.address_mapped:
             self._planes = [planes_of(tensors) for tensors in self.tensors]
         else:
-            self._side = _Side(self.tensors, self.device)
+            self._side = TorchSide(self.tensors, self.device)
             self._mover = StagedMover(self.name, self._side, max(sizes))
         return [SlotPool(len(tensors[0])) for tensors in self.tensors]
+
+    @property
+    def numa_node(self) -> int | None:
+        """The NUMA node next to the device, for memory that it copies with; None: not known."""
+        if self.device.type != "cuda":
+            return None
+        found = _CUDA.get_device_properties(self.device)
+        if not hasattr(found, "pci_bus_id"):  # torch before 2.7
+            return None
+        return node_of_pci(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
 
     def planes(self, group: int) -> Planes:
         """Where the blocks lie in memory. ``TierError`` where copies are staged."""
@@ -260,10 +265,6 @@ def _any_if_single(tensor: torch.Tensor, dim: int) -> int:
     return tensor.stride(dim) if tensor.size(dim) == 1 else -1
 
 
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return math.prod(tensor.shape[1:]) * tensor.element_size()
-
-
 def _device_of(tensors: Tensors | None, device: str | torch.device) -> torch.device:
     if tensors is None:
         if device != "auto":
@@ -301,7 +302,7 @@ def _check_rows(group: Group, size: int, tensors: Sequence[torch.Tensor], name: 
     counts = {tensor.size(0) if tensor.dim() else 0 for tensor in tensors}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(f"{what}: tensors must have one count of blocks >= 1, not {counts}")
-    total = sum(_row_bytes(tensor) for tensor in tensors)
+    total = sum(row_bytes(tensor) for tensor in tensors)
     if total != size:
         raise LayoutMismatchError(f"{what}: rows of {total} bytes, its layout says {size}")
     for tensor in tensors:
@@ -314,184 +315,3 @@ def _allocate(blocks: int, block_bytes: int, device: torch.device) -> torch.Tens
     if device.type == "cpu":
         lib.rdx_prefault(tensor.data_ptr(), tensor.numel(), 2)
     return tensor
-
-
-def _words_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, the widest that its strides allow: gathering bytes is slow,
-    and small floats have no gather of their own.
-    """
-    tensor = tensor.detach()
-    size, base = tensor.element_size(), tensor.data_ptr()
-    places = (tensor.stride(d) for d in range(tensor.dim() - 1))
-    steps = [*places, tensor.storage_offset(), tensor.size(-1)]
-    for word in _WORDS:
-        width = word.itemsize
-        if width == size:
-            return tensor.view(word)
-        wider = width > size and tensor.dim() > 1 and tensor.stride(-1) == 1
-        aligned = all(step * size % width == 0 for step in steps) and not base % width
-        if wider and aligned:
-            return tensor.view(word)
-    raise ValueError(f"elements of {size} bytes cannot be moved")
-
-
-# ---------------------------------------------------------------------- the device's own copies
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A CUDA event, and what must live until it has passed: the allocator would hand the memory
-    of a temporary to the next one that asks.
-    """
-
-    event: Any
-    held: tuple[torch.Tensor, ...]
-
-    def query(self) -> bool:
-        """Whether everything before it is done."""
-        return self.event is None or bool(self.event.query())
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Bytes [first, first + nbytes) of each row of a tensor of words."""
-
-    words: torch.Tensor
-    first: int
-    nbytes: int
-    is_whole: bool
-
-    def narrow(self, rows: torch.Tensor) -> torch.Tensor:
-        """Its columns of whole rows of bytes."""
-        return rows if self.is_whole else rows.narrow(1, self.first, self.nbytes)
-
-
-def _pieces_of(tensors: Sequence[torch.Tensor], ranges: Offsets | None) -> list[_Piece]:
-    if ranges is None:
-        return [_Piece(words, 0, _row_bytes(words), True) for words in tensors]
-    pieces: list[_Piece] = []
-    start = 0
-    for words in tensors:
-        size = _row_bytes(words)
-        for offset, nbytes in ranges.tolist():
-            lo, hi = max(offset, start), min(offset + nbytes, start + size)
-            if lo < hi:
-                pieces.append(_piece(words, lo - start, hi - lo))
-        start += size
-    return pieces
-
-
-def _piece(words: torch.Tensor, first: int, nbytes: int) -> _Piece:
-    if nbytes == _row_bytes(words):
-        return _Piece(words, 0, nbytes, True)
-    try:
-        rows = words.view(words.size(0), -1).view(torch.uint8)
-    except RuntimeError:  # rows in several runs: they are moved whole on the device, and cut there
-        return _Piece(words, first, nbytes, False)
-    return _Piece(_words_of(rows.narrow(1, first, nbytes)), 0, nbytes, True)
-
-
-class _Side:
-    """Gathers and scatters blocks on a stream of its own; on the CPU at once.
-
-    The stream first waits for what the caller's current stream holds, so a block is never read
-    before its kernel wrote it, nor written while a queued kernel may still read it.
-    """
-
-    def __init__(self, groups: tuple[tuple[torch.Tensor, ...], ...], device: torch.device) -> None:
-        self._device = device
-        self._words = [[_words_of(tensor) for tensor in tensors] for tensors in groups]
-        self._cuts: dict[tuple[int, bytes], list[_Piece]] = {}
-        self._stream = _CUDA.Stream(device) if device.type == "cuda" else None
-
-    def after(self, event: Any) -> None:
-        if self._stream is not None:
-            self._stream.wait_event(event)
-
-    def clone(self, group: int, sources: Slots, targets: Slots) -> None:
-        with torch.inference_mode():
-            index, to = self._index(sources), self._index(targets)
-            for words in self._words[group]:
-                words.index_copy_(0, to, words.index_select(0, index))
-
-    def gather(
-        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
-    ) -> Event:
-        with self._turn():
-            index = self._index(slots)
-            rows = [
-                piece.narrow(
-                    piece.words.index_select(0, index).reshape(len(slots), -1).view(torch.uint8)
-                )
-                for piece in self._pieces(group, ranges)
-            ]
-            blocks = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-            host = _host_rows(address, len(slots), blocks.size(1))
-            host.copy_(blocks, non_blocking=True)
-            return self._mark(index, blocks, host)
-
-    def scatter(
-        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
-    ) -> Event:
-        with self._turn():
-            index = self._index(slots)
-            pieces = self._pieces(group, ranges)
-            sizes = [piece.nbytes for piece in pieces]
-            host = _host_rows(address, len(slots), sum(sizes))
-            blocks = host.to(self._device, non_blocking=True)
-            for piece, rows in zip(pieces, torch.split(blocks, sizes, dim=1), strict=True):
-                words = piece.words
-                if piece.is_whole:
-                    # A copy of its own starts at a multiple of every word, whatever stood before.
-                    mine = torch.empty_like(rows, memory_format=torch.contiguous_format)
-                    mine.copy_(rows)
-                else:
-                    mine = words.index_select(0, index).reshape(len(slots), -1).view(torch.uint8)
-                    piece.narrow(mine).copy_(rows)
-                mine = mine.view(words.dtype)
-                words.index_copy_(0, index, mine.reshape(len(slots), *words.shape[1:]))
-            return self._mark(index, blocks, host)
-
-    def _pieces(self, group: int, ranges: Offsets | None) -> list[_Piece]:
-        """The tensors that these bytes of a block lie in, in order, cut to them."""
-        key = (group, b"" if ranges is None else ranges.tobytes())
-        pieces = self._cuts.get(key)
-        if pieces is None:
-            if len(self._cuts) >= _MOST_CUTS:
-                self._cuts.clear()
-            pieces = self._cuts[key] = _pieces_of(self._words[group], ranges)
-        return pieces
-
-    def register(self, address: int, nbytes: int) -> bool:
-        if self._stream is None:
-            return True
-        return int(_CUDA.cudart().cudaHostRegister(address, nbytes, _EVERY_DEVICE)) == 0
-
-    def unregister(self, address: int) -> None:
-        if self._stream is not None:
-            _CUDA.cudart().cudaHostUnregister(address)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        # An engine may have made its tensors in inference mode: only there can they be written.
-        with torch.inference_mode():
-            if self._stream is None:
-                yield
-                return
-            self._stream.wait_stream(_CUDA.current_stream(self._device))
-            with _CUDA.stream(self._stream):
-                yield
-
-    def _index(self, slots: Slots) -> torch.Tensor:
-        return torch.from_numpy(slots.astype(np.int64)).to(self._device)
-
-    def _mark(self, *held: torch.Tensor) -> _Mark:
-        if self._stream is None:
-            return _Mark(None, held)
-        event = _CUDA.Event()
-        event.record(self._stream)
-        return _Mark(event, held)
-
-
-def _host_rows(address: int, rows: int, row_bytes: int) -> torch.Tensor:
-    """Host memory as a (rows, row_bytes) uint8 tensor. The memory is the caller's."""
-    memory = (ctypes.c_uint8 * (rows * row_bytes)).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(rows, row_bytes)

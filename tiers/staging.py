@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +27,15 @@ from tiers.views import Offsets
 
 BUFFER_BYTES = 8 << 20
 BUFFERS = 4
-DIRECT_CHUNKS = 8
+# Long enough that the calls for one chunk take less time than its bytes do on the bus; what is
+# under way lies on the device a second time.
+DIRECT_BYTES = 32 << 20
+DIRECT_CHUNKS = 4
+DIRECT_RUN_BYTES = 256 << 10
 QUEUE_JOBS = 1024
+
+
+Run = tuple[int, int]  # address, and how many rows of the moved bytes lie one after the other there
 
 
 class Event(Protocol):
@@ -42,17 +50,17 @@ class DeviceSide(Protocol):
     """What the device does: asynchronous, in order, each call ending with a mark."""
 
     def gather(
-        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+        self, group: int, slots: Slots, runs: Sequence[Run], ranges: Offsets | None = None
     ) -> Event:
-        """Copies its slots, one block after the other, to host memory at ``address``; of
-        ``ranges`` (offset, bytes) only these bytes of each.
+        """Copies its slots, in order, to the rows of ``runs`` in host memory; of ``ranges``
+        (offset, bytes) only these bytes of each.
         """
         ...
 
     def scatter(
-        self, group: int, slots: Slots, address: int, ranges: Offsets | None = None
+        self, group: int, slots: Slots, runs: Sequence[Run], ranges: Offsets | None = None
     ) -> Event:
-        """Copies blocks that lie one after the other at ``address`` to its slots."""
+        """Copies the rows of ``runs``, in order, to its slots."""
         ...
 
     def register(self, address: int, nbytes: int) -> bool:
@@ -73,7 +81,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Blocks that go through one buffer at once."""
+    """Blocks that move at once: straight to their runs, or through one buffer where it has none."""
 
     job: int
     group: int
@@ -82,6 +90,7 @@ class _Chunk:
     lower: Slots
     ranges: Offsets | None
     outward: bool
+    runs: tuple[Run, ...]
 
     @property
     def nbytes(self) -> int:
@@ -160,7 +169,9 @@ class StagedMover:
         """
         if len(self._jobs) >= QUEUE_JOBS:
             raise TierFullError(self._tier, "the queue of copies is full", retryable=True)
-        each = max(1, self._buffer_bytes // int(planes["bytes"].sum()))
+        size = int(planes["bytes"].sum())
+        direct = self._may_go_direct(planes, lower)
+        each = max(1, (DIRECT_BYTES if direct else self._buffer_bytes) // size)
         starts = range(0, len(slots), each)
         if not starts:
             self._ended.append(Moved(job, lib.RDX_OK, 0))
@@ -169,7 +180,8 @@ class StagedMover:
         for first in starts:
             part = slice(first, first + each)
             mine, theirs = slots[part].copy(), lower[part].copy()
-            chunk = _Chunk(job, group, mine, planes, theirs, ranges, outward)
+            runs = runs_of_rows(planes, theirs) if direct else ()
+            chunk = _Chunk(job, group, mine, planes, theirs, ranges, outward, runs)
             self._waiting[urgency].append(chunk)
         self._start_waiting()
 
@@ -226,37 +238,33 @@ class StagedMover:
                     queue.popleft()
                     self._finish(chunk, None)
                     continue
-                address = self._direct_address(chunk)
-                if address is None and not self._free:
-                    return
-                if address is not None and self._direct >= DIRECT_CHUNKS:
+                if self._direct >= DIRECT_CHUNKS if chunk.runs else not self._free:
                     return
                 queue.popleft()
-                if address is not None:
+                if chunk.runs:
                     self._direct += 1
-                    self._enqueue(chunk, None, address)
+                    self._enqueue(chunk, None)
                 elif chunk.outward:
                     self._enqueue(chunk, self._free.pop())
                 else:
                     self._copy(chunk, self._free.pop())
 
-    def _direct_address(self, chunk: _Chunk) -> int | None:
-        """Where the rows of the chunk lie one after the other in reach of the device, or None."""
-        if len(chunk.planes) != 1 or chunk.planes["stride"][0] != chunk.planes["bytes"][0]:
-            return None
-        if not (np.diff(chunk.lower) == 1).all():
-            return None
-        base = int(chunk.planes["base"][0]) + int(chunk.lower[0]) * int(chunk.planes["stride"][0])
-        for start, nbytes in self._reach.items():
-            if start <= base and base + chunk.nbytes <= start + nbytes:
-                return base
-        return None
+    def _may_go_direct(self, planes: Planes, lower: Slots) -> bool:
+        """Whether the device reaches these rows, in runs that are worth a copy each."""
+        if len(planes) != 1 or not len(lower):
+            return False
+        base, stride, size = (int(planes[name][0]) for name in ("base", "stride", "bytes"))
+        first, end = base + int(lower.min()) * stride, base + int(lower.max()) * stride + size
+        if not any(at <= first and end <= at + n for at, n in self._reach.items()):
+            return False
+        runs = len(runs_of_rows(planes, lower))
+        return runs == 1 or len(lower) * size >= runs * DIRECT_RUN_BYTES
 
-    def _enqueue(self, chunk: _Chunk, buffer: _Buffer | None, address: int = 0) -> None:
+    def _enqueue(self, chunk: _Chunk, buffer: _Buffer | None) -> None:
         call = self._side.gather if chunk.outward else self._side.scatter
+        runs = ((buffer.address, len(chunk.slots)),) if buffer else chunk.runs
         try:
-            place = buffer.address if buffer else address
-            event = call(chunk.group, chunk.slots, place, chunk.ranges)
+            event = call(chunk.group, chunk.slots, runs, chunk.ranges)
         except RuntimeError:  # what device libraries raise for a refused launch or allocation
             self._fail(chunk.job, lib.RDX_EIO)
             self._finish(chunk, buffer, direct=buffer is None)
@@ -302,3 +310,15 @@ class StagedMover:
         if job.chunks == 0:
             del self._jobs[chunk.job]
             self._ended.append(Moved(chunk.job, job.status, job.nbytes))
+
+
+def runs_of_rows(planes: Planes, rows: Slots) -> tuple[Run, ...]:
+    """Where ``rows`` of the one plane lie: each run of rows that follow one another without a gap.
+    Cost: the rows.
+    """
+    base, stride, size = (int(planes[name][0]) for name in ("base", "stride", "bytes"))
+    follows = np.diff(rows) == 1 if stride == size else np.zeros(len(rows) - 1, np.bool_)
+    starts = np.flatnonzero(np.concatenate([[True], ~follows]))
+    counts = np.diff(np.append(starts, len(rows)))
+    places = zip(rows[starts].tolist(), counts.tolist(), strict=True)
+    return tuple((base + row * stride, count) for row, count in places)

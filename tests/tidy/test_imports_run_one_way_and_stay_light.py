@@ -104,7 +104,7 @@ import radix, tiers
 walk = [pkgutil.walk_packages(p.__path__, p.__name__ + ".") for p in (radix, tiers)]
 names = [found.name for modules in walk for found in modules]
 for name in names:
-    if name != "tiers.device" and not name.startswith("radix.engines."):
+    if not name.startswith(("tiers.device", "radix.engines.")):
         importlib.import_module(name)
 print(len(names))
 """

@@ -5,7 +5,7 @@ What a stream does by chance on a GPU is done here on purpose.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,10 @@ from radix._native import lib
 from radix.errors import TierFullError
 from radix.tier import Urgency
 from tiers.copies import Moved, plane_array
-from tiers.staging import BUFFER_BYTES, BUFFERS, QUEUE_JOBS, StagedMover
+from tiers.staging import BUFFER_BYTES, BUFFERS, DIRECT_RUN_BYTES, QUEUE_JOBS, StagedMover
 
 BLOCK = BUFFER_BYTES // 2
+Runs = Sequence[tuple[int, int]]
 
 
 @dataclass
@@ -40,38 +41,41 @@ class _SlowDevice:
     memory: np.ndarray
     reachable: bool = False
     refuses: bool = False
-    queue: list[tuple[str, np.ndarray, int, _Mark]] = field(default_factory=list)
+    queue: list[tuple[str, np.ndarray, Runs, _Mark]] = field(default_factory=list)
     registered: set[int] = field(default_factory=set)
 
     def gather(
-        self, group: int, slots: np.ndarray, address: int, ranges: np.ndarray | None = None
+        self, group: int, slots: np.ndarray, runs: Runs, ranges: np.ndarray | None = None
     ) -> _Mark:
         assert ranges is None
-        return self._enqueue("out", slots, address)
+        return self._enqueue("out", slots, runs)
 
     def scatter(
-        self, group: int, slots: np.ndarray, address: int, ranges: np.ndarray | None = None
+        self, group: int, slots: np.ndarray, runs: Runs, ranges: np.ndarray | None = None
     ) -> _Mark:
         assert ranges is None
-        return self._enqueue("in", slots, address)
+        return self._enqueue("in", slots, runs)
 
-    def _enqueue(self, way: str, slots: np.ndarray, address: int) -> _Mark:
+    def _enqueue(self, way: str, slots: np.ndarray, runs: Runs) -> _Mark:
         if self.refuses:
             raise RuntimeError("out of memory")
         mark = _Mark()
-        self.queue.append((way, slots, address, mark))
+        assert sum(count for _, count in runs) == len(slots)
+        self.queue.append((way, slots, runs, mark))
         return mark
 
     def tick(self) -> None:
         """Runs the oldest copy."""
-        way, slots, address, mark = self.queue.pop(0)
-        nbytes = len(slots) * self.memory.shape[1]
-        host = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
-        host = host.reshape(len(slots), -1)
-        if way == "out":
-            host[:] = self.memory[slots]
-        else:
-            self.memory[slots] = host
+        way, slots, runs, mark = self.queue.pop(0)
+        for address, count in runs:
+            nbytes = count * self.memory.shape[1]
+            host = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+            host = host.reshape(count, -1)
+            if way == "out":
+                host[:] = self.memory[slots[:count]]
+            else:
+                self.memory[slots[:count]] = host
+            slots = slots[count:]
         mark.over = True
 
     def register(self, address: int, nbytes: int) -> bool:
@@ -199,18 +203,50 @@ def test_a_cancelled_job_waits_for_what_had_begun(bench: _Bench) -> None:
 
 
 def test_rows_in_reach_are_copied_without_a_buffer(bench: _Bench) -> None:
-    """Consecutive rows of registered memory are source and target themselves; others are not."""
+    """Rows of registered memory are source and target themselves, each run of them one copy."""
     bench.device.reachable = True
     start = bench.rows.ctypes.data
     assert bench.mover.register(start, bench.rows.nbytes)
     bench.submit(1, [4, 2], [6, 7], Urgency.STORE, outward=True)
-    bench.submit(2, [5, 9], [9, 8], Urgency.STORE, outward=True)
-    targets = [address for _, _, address, _ in bench.device.queue]
-    assert targets[0] == start + 6 * BLOCK
-    assert not start <= targets[1] < start + bench.rows.nbytes
+    bench.submit(2, [5, 9, 1], [9, 8, 10], Urgency.STORE, outward=True)
+    assert [list(runs) for _, _, runs, _ in bench.device.queue] == [
+        [(start + 6 * BLOCK, 2)],
+        [(start + row * BLOCK, 1) for row in (9, 8, 10)],
+    ]
     assert sorted(end.job for end in bench.run()) == [1, 2]
-    assert np.array_equal(bench.rows[[6, 7, 9, 8]], bench.device.memory[[4, 2, 5, 9]])
+    assert np.array_equal(bench.rows[[6, 7, 9, 8, 10]], bench.device.memory[[4, 2, 5, 9, 1]])
+    before = bench.device.memory.copy()
+    bench.submit(3, [0, 3, 7], [7, 6, 9], Urgency.DEMAND, outward=False)
+    bench.run()
+    assert np.array_equal(bench.device.memory[[0, 3, 7]], before[[2, 4, 5]])
     bench.mover.unregister(start)
+
+
+@pytest.mark.parametrize(
+    ("lower", "direct"),
+    [
+        ([3, 4, 5], True),  # one run, however short
+        ([3, 4, 9], True),  # two runs of a row and a half in the mean
+        ([3, 5, 7], False),
+        ([3, 20], False),  # the last row lies beyond what was registered
+    ],
+)
+def test_short_runs_in_reach_go_through_a_buffer(lower: list[int], direct: bool) -> None:
+    """A call for each row would take longer than its bytes do."""
+    row = DIRECT_RUN_BYTES * 2 // 3 + 1
+    device = _SlowDevice(np.random.default_rng(1).integers(0, 256, (20, row), dtype=np.uint8))
+    device.reachable = True
+    mover = StagedMover("device", device, row)
+    bench = _Bench(device, mover, np.zeros((21, row), np.uint8))
+    start = bench.rows.ctypes.data
+    mover.register(start, 20 * row)
+    bench.submit(1, list(range(len(lower))), lower, Urgency.STORE, outward=True)
+    ((_, _, runs, _),) = device.queue
+    assert (start <= runs[0][0] < start + bench.rows.nbytes) == direct
+    assert len(runs) == (1 if not direct else 1 + sum(np.diff(lower) != 1))
+    assert bench.run() == [Moved(1, lib.RDX_OK, len(lower) * row)]
+    assert np.array_equal(bench.rows[lower], device.memory[: len(lower)])
+    mover.close()
 
 
 def test_a_full_queue_starts_nothing(bench: _Bench) -> None:
