@@ -104,7 +104,7 @@ import radix, tiers
 walk = [pkgutil.walk_packages(p.__path__, p.__name__ + ".") for p in (radix, tiers)]
 names = [found.name for modules in walk for found in modules]
 for name in names:
-    if not name.startswith(("tiers.device", "radix.engines.")):
+    if name not in ("tiers.device", "tiers.device_side") and "radix.engines." not in name:
         importlib.import_module(name)
 print(len(names))
 """
