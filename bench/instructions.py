@@ -29,21 +29,26 @@ MIXED = ", with a window and a state"
 FLAGS = ("-O3", "-std=c11", "-pthread")
 
 
-def _compile(place: Place) -> Path:
-    """The program, linked from the objects of the extension where its build left them."""
-    program = place.data / "instructions"
+def compile_program(folder: Path) -> Path:
+    """The program, in ``folder``: linked from the objects of the extension where its build left
+    them and they are newer than their source. Raises ``subprocess.CalledProcessError``.
+    """
+    program = folder / "instructions"
     native = ROOT / "native"
-    sources = sorted((native / "src").glob("*.c"))
-    objects = [ROOT / "build" / "native-release" / f"{source.stem}.o" for source in sources]
-    parts = objects if all(path.is_file() for path in objects) else sources
+    headers = max(path.stat().st_mtime for path in native.rglob("*.h"))
+    parts: list[Path] = []
+    for source in sorted((native / "src").glob("*.c")):
+        built = ROOT / "build" / "native-release" / f"{source.stem}.o"
+        written = max(headers, source.stat().st_mtime)
+        parts.append(built if built.is_file() and built.stat().st_mtime > written else source)
     command = [os.environ.get("CC", "cc"), *FLAGS, f"-I{native / 'include'}"]
     command += [str(Path(__file__).with_suffix(".c")), *map(str, parts), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     return program
 
 
-def _count(program: Path, function: str, arguments: list[str]) -> tuple[int, int]:
-    """Instructions inside ``function``, and what the program printed."""
+def count(program: Path, function: str, arguments: list[str]) -> tuple[int, int]:
+    """Instructions inside ``function``, in all of its calls, and what the program printed."""
     counts = program.with_name("callgrind.out")
     command = [
         *["valgrind", "--tool=callgrind", f"--callgrind-out-file={counts}"],
@@ -61,14 +66,14 @@ def run_instructions(sizes: Sizes, place: Place) -> Outcome:
     """Instructions a call: a full hit, and an insert of a prompt that shares nothing."""
     if shutil.which("valgrind") is None:
         raise Skip("valgrind is not installed")
-    program = _compile(place)
+    program = compile_program(place.data)
     prompts = sizes["prompts"]
     rows: list[Row] = []
     hits: set[int] = set()
     for groups, which in ((1, ""), (3, MIXED)):
         arguments = [str(prompts), str(sizes["tokens"]), str(sizes["page_tokens"]), str(groups)]
-        match, pages = _count(program, "rdx_tree_match", arguments)
-        insert, _ = _count(program, "rdx_tree_insert", arguments)
+        match, pages = count(program, "rdx_tree_match", arguments)
+        insert, _ = count(program, "rdx_tree_insert", arguments)
         hits.add(pages)
         rows.append(Row(f"match, full hit{which}", OURS, "instructions", (float(match),)))
         rows.append(

@@ -105,6 +105,24 @@ static uint32_t attach_below(rdx_tree *t, uint32_t i, uint32_t column, uint32_t 
     }
 }
 
+/* The first of [j, last] that has a slot, or the last one. All bits of RDX_NO_SLOT are set, so of
+ * eight at a time. */
+static uint32_t skip_empty(const int32_t *slots, uint32_t j, uint32_t last) {
+    for (; j + 8 <= last; j += 8) {
+        int32_t all = slots[j];
+        for (uint32_t k = 1; k < 8; k++) {
+            all &= slots[j + k];
+        }
+        if (all != RDX_NO_SLOT) {
+            break;
+        }
+    }
+    while (j < last && slots[j] == RDX_NO_SLOT) {
+        j++;
+    }
+    return j;
+}
+
 /* Pages [lo, hi) behind the interval of node i, the first first; node i stays the lower part. */
 static uint32_t attach_behind(rdx_tree *t, uint32_t i, uint32_t column, uint32_t lo, uint32_t hi,
                               const int32_t *slots) {
@@ -114,9 +132,7 @@ static uint32_t attach_behind(rdx_tree *t, uint32_t i, uint32_t column, uint32_t
     uint32_t count = hi - lo;
     bool runs = step == 1 && g->rule != RDX_RULE_STATE;
     for (uint32_t j = rdx_entry_from(g, lo) - lo; j < count; j += step) {
-        while (step == 1 && j + 1 < count && slots[j] == RDX_NO_SLOT) {
-            j++;
-        }
+        j = step == 1 ? skip_empty(slots, j, count - 1) : j;
         if (slots[j] == RDX_NO_SLOT) {
             continue;
         }

@@ -244,6 +244,25 @@ uint64_t rdx_newest_stamp(const rdx_tree *t, uint32_t i) {
     return newest;
 }
 
+/* The whole part where the cell holds nothing of it: so many slots until the first that is missing
+ * continue the interval, or begin it. */
+static uint32_t attach_run(cell *k, const part *p) {
+    uint32_t n = p->b - p->a;
+    uint32_t got = 0;
+    if (k->hi != k->lo && k->hi != p->a) {
+        return 0;
+    }
+    while (got < n && p->offer[got] != RDX_NO_SLOT) {
+        got++;
+    }
+    if (got) {
+        memcpy(p->have + p->a, p->offer, (size_t)got * 4);
+        k->lo = k->hi == k->lo ? p->a : k->lo;
+        k->hi = p->a + got;
+    }
+    return got;
+}
+
 static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part *p,
                             uint32_t *duplicates) {
     node *x = node_at(t, i);
@@ -258,13 +277,19 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
             got += attach_one(k, p, at - 1);
         }
     }
-    for (uint32_t at = before && p->a < k->hi ? k->hi : p->a; at < p->b; at++) {
+    uint32_t from = before && p->a < k->hi ? k->hi : p->a;
+    if (from == p->a) {
+        from += attach_run(k, p);
+        got += from - p->a;
+    }
+    for (uint32_t at = from; at < p->b; at++) {
         got += attach_one(k, p, at);
     }
     if (p->canonical) {
+        uint32_t lo = k->lo < p->a ? p->a : k->lo;
+        uint32_t hi = k->hi > p->b ? p->b : k->hi;
         for (uint32_t at = p->a; at < p->b; at++) {
-            bool in = at >= k->lo && at < k->hi;
-            p->canonical[at - p->a] = in ? p->have[at] : RDX_NO_SLOT;
+            p->canonical[at - p->a] = at >= lo && at < hi ? p->have[at] : RDX_NO_SLOT;
         }
     }
     if (got) {

@@ -96,6 +96,45 @@ static uint64_t shared_neon(const uint8_t *a, const uint8_t *b, uint64_t n) {
 }
 #endif
 
+/* All bits of n words that are set in any. Inlined into each path, where the compiler widens it. */
+static inline __attribute__((always_inline)) uint32_t any_bits(const uint8_t *a, uint64_t n) {
+    uint32_t any = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t word; /* a run may begin at any address */
+        memcpy(&word, a + 4 * i, 4);
+        any |= word;
+    }
+    return any;
+}
+
+#if RDX_HAVE_AVX2
+/* Four pages of memory in step, for the reason given above. */
+RDX_TARGET_AVX2 static uint32_t any_bits_avx2(const uint8_t *a, uint64_t n) {
+    uint32_t any = 0;
+    uint64_t i = 0;
+    for (; i + STREAM <= n; i += STREAM) {
+        __m256i all = _mm256_setzero_si256();
+        for (uint64_t j = 0; j < STREAM; j += 32) {
+            for (uint64_t k = 0; k < 4; k++) {
+                const uint8_t *line = a + 4 * i + j + k * STREAM;
+                all = _mm256_or_si256(all, _mm256_loadu_si256((const __m256i *)(const void *)line));
+            }
+        }
+        any |= _mm256_movemask_ps(_mm256_castsi256_ps(all)) ? 0x80000000u : 0;
+    }
+    return any | any_bits(a + 4 * i, n - i);
+}
+#endif
+
+bool rdx_has_negative(const void *words, uint64_t n) {
+#if RDX_HAVE_AVX2
+    if (rdx_path() == RDX_PATH_AVX2) {
+        return any_bits_avx2(words, n) >> 31;
+    }
+#endif
+    return any_bits(words, n) >> 31;
+}
+
 uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n, const rdx_ahead *next) {
 #if RDX_HAVE_AVX2
     if (rdx_path() == RDX_PATH_AVX2) {

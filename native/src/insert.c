@@ -155,16 +155,6 @@ uint32_t rdx_child_append(rdx_tree *t, uint32_t parent, const uint8_t *run, uint
     return i;
 }
 
-static bool ids_in_range(const uint8_t *pages, size_t tokens) {
-    int32_t any = 0;
-    for (size_t i = 0; i < tokens; i++) {
-        int32_t id; /* a buffer may begin at any address */
-        memcpy(&id, pages + 4 * i, 4);
-        any |= id;
-    }
-    return any >= 0;
-}
-
 /* What an insert was given, checked and located. */
 typedef struct plan {
     lease_slot *lease;
@@ -199,8 +189,8 @@ int rdx_insert_check(const rdx_tree *t, rdx_cursor from, const void *run, uint32
         return RDX_EARG;
     }
     *node = i;
-    return t->check_ids && !ids_in_range(run, (size_t)n * (t->page_bytes / 4)) ? RDX_ETOKEN
-                                                                               : RDX_OK;
+    return t->check_ids && rdx_has_negative(run, (uint64_t)n * (t->page_bytes / 4)) ? RDX_ETOKEN
+                                                                                    : RDX_OK;
 }
 
 static int plan_insert(rdx_tree *t, rdx_cursor from, const uint8_t *run, uint32_t n,

@@ -246,6 +246,8 @@ typedef struct rdx_ahead {
 /* Bytes that a and b have in common from the start, at most n (compare.c); `next` may be NULL. */
 uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n, const rdx_ahead *next);
 uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page);
+/* Whether any of n int32, at any address, is below 0 (compare.c). */
+bool rdx_has_negative(const void *words, uint64_t n);
 /* Pages that a and b have in common from the start, at most n. */
 uint32_t rdx_shared_pages(const void *a, const void *b, uint32_t n, uint32_t page_bytes,
                           const rdx_ahead *next);
