@@ -110,7 +110,9 @@ static int take_buffer(taken *t, PyObject *given, int writable, int width, const
 
 /* A number; where it returns more than `most` an exception stands. */
 static uint64_t number(PyObject *value, uint64_t most) {
-    uint64_t n = PyLong_AsUnsignedLongLong(value);
+    PyObject *index = PyNumber_Index(value);
+    uint64_t n = index ? PyLong_AsUnsignedLongLong(index) : UINT64_MAX;
+    Py_XDECREF(index);
     if (n > most && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_OverflowError, "a count or index does not fit in 32 bits");
     }
