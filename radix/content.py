@@ -144,7 +144,7 @@ class PageKeys:
         self.page_tokens = page_tokens
         self.opaque = width > 0
         self.page_bytes = width or page_tokens * 4
-        self._of_tokens = Chain(self, b"", ())  # keeps nothing: one for all prompts
+        self.of_tokens = Chain(self, b"", ())  # keeps nothing: one for all prompts
 
     def contents(self, contents: object, prompt_tokens: int) -> Contents:
         """``contents_of``; ``ValueError`` where pages are tokens, which can hold none."""
@@ -220,7 +220,7 @@ class PageKeys:
 
     def chain(self, canonical: bytes, contents: Contents = ()) -> Chain:
         """The pages of one prompt in a namespace, computed once each as the prompt grows."""
-        return Chain(self, self.start(canonical), contents) if self.opaque else self._of_tokens
+        return Chain(self, self.start(canonical), contents) if self.opaque else self.of_tokens
 
 
 class Chain:
@@ -257,7 +257,8 @@ class Chain:
         ``tokens`` begins as at the last call. Cost: the pages not asked for before.
         """
         if not self.keys.opaque:
-            return self.keys.rows(tokens, (), first, last, b"")
+            page = self.keys.page_tokens
+            return tokens[first * page : last * page]
         base, upto = self._first, self._first + self._count
         if last > upto:
             self._extend(self.keys.rows(tokens, self._left, upto, last, self._parent))

@@ -66,7 +66,8 @@ class Driven(Serving):
                 asked = self._prompts.of(int32(tokens), namespace, content)
                 found = self._prompts.match(asked, count_of("leave", leave))
                 return found, _tuple(Cursor, (asked.root, found[5], found[2]))
-            root, readable = self._spaces.root(namespace), self.residency.readable()
+            spaces, readable = self._spaces, self.residency.readable()
+            root = spaces.known.get(namespace) or spaces.root(namespace)
             try:
                 found = tree_match(self.tree.capsule, root, tokens, leave, readable)
             except (TypeError, ValueError, OverflowError, BufferError):
@@ -119,8 +120,12 @@ class Driven(Serving):
         ``CapacityError``. Raises ``LeaseError`` for a lease that is released, another cache's, or
         ends behind what the device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
         """
-        run = int32(tokens)
-        with self.gate:
+        run, gate = int32(tokens), self.gate
+        if not gate.take(False):
+            gate.refuse()
+        try:
+            if gate.closed:
+                gate.refuse()
             lease.native(self.tree)
             if self._lent:
                 raise RequestError("insert: borrowed device slots enter by computed alone")
@@ -153,6 +158,8 @@ class Driven(Serving):
                 shared.withdraw(group, row)
                 result.duplicates[group] = np.concatenate((row, unneeded[group]))
             return result
+        finally:
+            gate.leave()
 
     def _insert_owned(
         self, asked: Prompt, lease: Lease, count: int, lengths: list[int], partial: bool
@@ -180,21 +187,28 @@ class Driven(Serving):
 
         Of the first tier they are the engine's again where it shares them. Cost: the blocks.
         """
-        wanted = count_of("count", count)
-        with self.gate:
+        wanted, gate, tree = count_of("count", count), self.gate, self.tree
+        if not gate.take(False):
+            gate.refuse()
+        try:
+            if gate.closed:
+                gate.refuse()
             if self._dropped:
                 self._drain()
             self._known(group, tier)
-            tree = self.tree
-            resident = tree_column(tree.capsule, tree.column(group, tier))[0]
+            resident = tree_column(tree.capsule, group * tree.tiers + tier)[0]
             slots = self.residency.evict(tier, group, min(wanted, resident))
             if tier == 0 and self._shared is not None:
                 self._shared.withdraw(group, slots)
             return slots
+        finally:
+            gate.leave()
 
     def _known(self, group: int, tier: int = 0) -> None:
-        number_below("group", group, len(self.groups))
-        number_below("tier", tier, len(self.residency.tiers))
+        if type(group) is not int or not 0 <= group < len(self.groups):
+            number_below("group", group, len(self.groups))
+        if type(tier) is not int or not 0 <= tier < len(self.residency.tiers):
+            number_below("tier", tier, len(self.residency.tiers))
 
     def offer(self, group: int, slots: object) -> None:
         """Gives the cache free slots of the engine's (shared)."""

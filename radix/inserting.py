@@ -191,7 +191,8 @@ class Inserting:
         """
         rules, count = self.residency.rules, last - first
         if len(rules) == 1 and self.plain:
-            return Rows(self.residency.reserve(0, 0, count).reshape(1, count), [(0, count)])
+            slots = self.residency.reserve(0, 0, count).reshape(1, count)
+            return _tuple(Rows, (slots, ((0, count),)))
         slots = np.full((len(rules), count), NO_SLOT, np.int32)
         spans: list[tuple[int, int] | None] = []
         # Making room must not take what stands behind the caller's lease and gets no slot here.
@@ -315,7 +316,7 @@ class Inserting:
         ]
         if self.transfers.deepest > 0:
             self._send_down(lease.cursor, first, count)
-        return Inserted(result.existing, result.created, list(canonical), twice)
+        return _tuple(Inserted, (result[2], result[3], list(canonical), twice))
 
     def _send_down(self, at: Cursor, first: int, count: int) -> None:
         if self.transfers.reuse is not None:  # what it went on from was asked for again

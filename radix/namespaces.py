@@ -19,7 +19,8 @@ _FIRST_SWEEP = 64
 
 class Namespaces:
     """Find: ``root``, ``root_of``. Ask: ``canonical``, ``owns``; by root: ``names``, ``keys``.
-    ``revision``: of the weights in namespaces that name none; ``retired``: roots of older ones.
+    ``revision``: of the weights in namespaces that name none; ``retired``: roots of older ones;
+    ``known``: roots by namespace, of those asked for lately.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Namespaces:
         self.retired: set[int] = set()
         self._tree = tree
         self._roots: dict[bytes, int] = {}
-        self._known: dict[Namespace | None, int] = {}
+        self.known: dict[Namespace | None, int] = {}  # roots that need no look at the encoding
         self._sweep_at = _FIRST_SWEEP
         self._layout = b"".join(
             len(group.name.encode()).to_bytes(2, "big")
@@ -70,10 +71,10 @@ class Namespaces:
 
     def root(self, namespace: Namespace | None) -> int:
         """The root of a namespace, made if it is new. Cost: O(1) once it is known."""
-        root = self._known.get(namespace)
+        root = self.known.get(namespace)
         if root is None:
             root = self.root_of(self.canonical(namespace))
-            self._known[namespace] = root
+            self.known[namespace] = root
         return root
 
     def root_of(self, canonical: bytes) -> int:
@@ -95,7 +96,7 @@ class Namespaces:
         """
         if revision == self.revision:
             return
-        self._known.clear()
+        self.known.clear()
         for canonical, root in self._roots.items():
             if Namespace.parse(canonical).revision == self.revision:
                 self.retired.add(root)
@@ -112,7 +113,7 @@ class Namespaces:
 
     def _sweep(self) -> None:
         """Lets empty namespaces go (I1). Cost: the namespaces, spread over as many new ones."""
-        self._known.clear()
+        self.known.clear()
         for canonical, root in list(self._roots.items()):
             if self._tree.drop_root(root):
                 del self._roots[canonical], self.names[root], self.keys[root]

@@ -37,6 +37,8 @@ class Prompts:
     def behind(self, at: Cursor, tokens: Tokens, content: object) -> Prompt:
         """The same prompt, whose pages before ``at`` are in the tree. Cost: the contents."""
         keys, tree = self._keys, self._residency.tree
+        if content is None and not keys.opaque:
+            return Prompt(at[0], tokens, keys.of_tokens)
         contents = keys.contents(content, len(tokens))
         chain = keys.chain(self._spaces.names[at.root], contents)
         if keys.opaque and at.pages:

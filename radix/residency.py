@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radix._native import ffi, lib
+from radix._native import ffi, lib, tree_evict
 from radix.errors import CapacityError, TierError, TierFullError
 from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.groups import Group, Rule
@@ -246,7 +246,7 @@ class Residency:
         """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
         slots = np.empty(count, np.int32)
         ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
-        freed = self.tree.evict(column, slots, ids, upto)
+        freed = tree_evict(self.tree.capsule, column, count, upto, slots, ids)
         return slots[:freed], None if ids is None else ids[:freed]
 
     def _give_back(self, tier: int, group: int, slots: Slots) -> None:

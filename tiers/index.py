@@ -15,6 +15,7 @@ from radix.pool import FREE, SlotPool
 from radix.tier import Capability, Slots, Tier, TierMode, TierUsage, Transfer
 from tiers.pools import PooledTier, all_of, blocks_of_groups, checked_count
 
+_ON = TierMode.ON  # members of an Enum are slow to look up
 FIRST_SLOTS = 1024  # of a group under a budget; its pool doubles as blocks come
 
 
@@ -87,10 +88,10 @@ class IndexTier(PooledTier):
 
     def free_blocks(self, group: int) -> int:
         """Blocks that ``reserve`` would give; under a budget of what is left of it. Cost: O(1)."""
-        if not self.limit_bytes:
-            return super().free_blocks(group)
-        if self._mode is not TierMode.ON:
+        if self._mode is not _ON:
             return 0
+        if not self.limit_bytes:
+            return self._pools[group].count(FREE)
         return self._left_bytes // self._groups[group].block_bytes
 
     def reserve(self, group: int, count: int) -> Slots:

@@ -41,6 +41,8 @@ from tiers.arrivals import Arrivals
 from tiers.transfer import status_text
 from tiers.views import Cut, Cuts, copy_blocks, view_bytes
 
+_ON = TierMode.ON  # members of an Enum are slow to look up
+
 
 def all_of(transfer: Transfer, good: bool, nbytes: int, error: TierError | None) -> TransferDone:
     """The acknowledgement of a transfer whose blocks all fared alike; none of them is corrupt."""
@@ -185,7 +187,7 @@ class PooledTier:
 
     def free_blocks(self, group: int) -> int:
         """Free slots of the group's pool, none unless the tier is on. Cost: O(1)."""
-        return self._pools[group].count(FREE) if self._mode is TierMode.ON else 0
+        return self._pools[group].count(FREE) if self._mode is _ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:
         """``count`` slots, all or nothing. Cost: count.
@@ -199,7 +201,7 @@ class PooledTier:
         return slots
 
     def _may_reserve(self) -> None:
-        if self._closed or self._mode is not TierMode.ON:
+        if self._closed or self._mode is not _ON:
             self._refuse("gives no slots")
 
     def commit(self, group: int, slots: Slots) -> None:
