@@ -5,11 +5,13 @@ keys, the fast entry, the batch and the calls of a cache, whatever its pages are
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import numpy as np
 import pytest
 
+from radix import keys
 from radix.cache import PrefixCache
 from radix.groups import Group
 from radix.keys import TOKEN_LIMIT, as_tokens, page_keys
@@ -193,3 +195,34 @@ def test_tokens_may_lie_at_any_address() -> None:
     assert tree.match(root, np.array([7, 8, 9, 10], np.int32), 0).hit_pages == 2
     assert tree.match(root, tokens, 0).hit_pages == 2
     assert tree.match_many([root], [tokens], 0)[0].hit_pages == 2
+
+
+def test_lists_are_read_alike_by_the_short_way_and_by_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain ids go the short way; whatever else stands among them gives what numpy gave, or raises
+    the same.
+    """
+    plain = [0, 1, 5, 127_999, 2**31 - 1]
+    odd = [-1, 2**31, 2**63, 2**70, True, 1.0, 1.5, None, "a", [1], (1,), b"x"]
+    odd += [np.int64(3), np.int32(4), np.float32(2), np.bool_(1), float("nan")]
+    rng = random.Random(5)
+    runs: list[object] = []
+    for _ in range(4000):
+        items = [rng.choice(odd if rng.random() < 0.2 else plain) for _ in range(rng.randint(0, 6))]
+        runs.append(tuple(items) if rng.random() < 0.3 else items)
+
+    def outcome(run: object) -> object:
+        try:
+            found = keys.as_tokens(run, "prompt")
+        except (TypeError, ValueError) as error:
+            return type(error), str(error)
+        assert found.dtype == np.int32
+        assert found.flags.writeable
+        return found.tolist()
+
+    short = [outcome(run) for run in runs]
+    assert sum(isinstance(each, list) and len(each) > 0 for each in short) > 500
+    monkeypatch.setattr(keys, "_packed", lambda tokens: None)
+    for run, found in zip(runs, short, strict=True):
+        assert outcome(run) == found, run
