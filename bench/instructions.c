@@ -1,5 +1,6 @@
-/* instructions.c: one full match and one insert of a prompt, for callgrind to count. No Python:
- * what is counted is rdx_tree_match and rdx_tree_insert with all that they call.
+/* instructions.c: one full match, and of each prompt an insert and a release that stamps nothing,
+ * for callgrind to count. No Python: what is counted is rdx_tree_match, rdx_tree_insert and
+ * rdx_lease_release with all that they call.
  *
  *     usage: instructions PROMPTS TOKENS PAGE_TOKENS GROUPS; prints the pages that the match found
  *
@@ -48,7 +49,8 @@ int main(int count, char **arguments) {
     rdx_insert made;
     int32_t *prompt = malloc(tokens * sizeof *prompt);
     int32_t *slots = malloc(GROUPS * pages * sizeof *slots);
-    if (groups < 1 || groups > GROUPS || prompt == NULL || slots == NULL ||
+    rdx_cursor *ends = malloc(prompts * sizeof *ends);
+    if (groups < 1 || groups > GROUPS || prompt == NULL || slots == NULL || ends == NULL ||
         rdx_tree_new(&config, rules, &tree) != RDX_OK || rdx_root_new(tree, NULL, &root) != RDX_OK)
         return 1;
     for (uint32_t p = 0; p < prompts; p++) {
@@ -63,6 +65,14 @@ int main(int count, char **arguments) {
         if (rdx_tree_insert(tree, from, prompt, pages, columns, groups, slots, NULL, 0, &made) !=
             RDX_OK)
             return 1;
+        ends[p] = made.end;
+    }
+    for (uint32_t p = 0; p < prompts; p++) {
+        uint64_t lease;
+        rdx_cursor end;
+        if (rdx_lease_take(tree, ends[p], RDX_EVERY_GROUP, RDX_BY_RULE, &lease, &end) != RDX_OK ||
+            rdx_lease_release(tree, lease, 0) != RDX_OK)
+            return 1;
     }
     if (rdx_tree_match(tree, root, prompt, pages, pages, 1, &found) != RDX_OK)
         return 1;
@@ -70,5 +80,6 @@ int main(int count, char **arguments) {
     rdx_tree_free(tree);
     free(prompt);
     free(slots);
+    free(ends);
     return 0;
 }

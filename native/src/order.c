@@ -76,6 +76,8 @@ void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     link_between(t, i, column, which, t->lists[which].tail, NIL);
 }
 
+#define MOST_HOPS 8
+
 /* Whether node a goes later than one with this stamp that begins at page `start`. */
 static bool is_newer(const rdx_tree *t, uint32_t a, uint32_t column, uint64_t stamp,
                      uint32_t start) {
@@ -83,16 +85,45 @@ static bool is_newer(const rdx_tree *t, uint32_t a, uint32_t column, uint64_t st
     return own > stamp || (own == stamp && is_sparse(t, column) && node_at(t, a)->start > start);
 }
 
-/* Puts i into its list `which`, where its stamp belongs. */
+/* A node of the list near the place that unlisted i had there, or NIL: what stood before it then,
+ * or what stood before that. A hint, that may lead anywhere in the list. */
+static uint32_t near_place(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t which) {
+    uint32_t listed = listed_in(column, which);
+    const cell *c = cell_at(t, i, column);
+    if (c->next < t->node_used && cell_at(t, c->next, column)->listed == listed) {
+        return c->next;
+    }
+    for (uint32_t hops = 0; hops < MOST_HOPS && c->prev < t->node_used; hops++) {
+        uint32_t near = c->prev;
+        c = cell_at(t, near, column);
+        if (c->listed == listed) {
+            return near;
+        }
+    }
+    return NIL;
+}
+
+/* Puts i into its list `which`, where its stamp belongs: it is looked for from both ends and from
+ * where i stood before, in step. */
 static void put_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, uint64_t stamp) {
     rdx_list_remove(t, i, column);
     uint32_t start = node_at(t, i)->start;
     uint32_t before = t->lists[which].tail;
     uint32_t after = t->lists[which].head;
+    uint32_t near = near_place(t, i, column, which);
     while (before != NIL && is_newer(t, before, column, stamp, start)) {
         if (is_newer(t, after, column, stamp, start)) {
             before = cell_at(t, after, column)->prev;
             break;
+        }
+        if (near != NIL) {
+            uint32_t then = cell_at(t, near, column)->next;
+            bool newer = is_newer(t, near, column, stamp, start);
+            if (!newer && (then == NIL || is_newer(t, then, column, stamp, start))) {
+                before = near;
+                break;
+            }
+            near = newer ? cell_at(t, near, column)->prev : then;
         }
         before = cell_at(t, before, column)->prev;
         after = cell_at(t, after, column)->next;

@@ -76,7 +76,7 @@ typedef struct lease_slot {
 typedef struct cell {
     uint32_t lo;
     uint32_t hi;
-    uint32_t prev;
+    uint32_t prev; /* in its list; of one that stands in none: where it stood, a hint */
     uint32_t next;
     uint32_t kids;   /* children that bear data in this column (rdx_bears) */
     uint32_t listed; /* 0, LISTED_LIVE or LISTED_DEAD */
@@ -381,7 +381,8 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
 void rdx_list_inherit(rdx_tree *t, uint32_t x, uint32_t column);
 void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, uint64_t stamp);
 /* Puts i where its stamp belongs; of equal ones the last or, in a column that is not full, by the
- * place on the path. Cost: the newer nodes or the older ones, whichever are fewer. */
+ * place on the path. Cost: the newer nodes, the older ones, or those between that place and where i
+ * stood when it was last listed, whichever are fewer. */
 void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 /* The same in one of the two lists, trying the place before `next` first. */
 void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp,
