@@ -40,7 +40,7 @@ from radix.ownership import AdoptedSlots, Ownership, rows_for_prompt
 from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.cost import Economy
-from radix.policy.eviction import check_policy
+from radix.policy.eviction import KEYED_POLICIES, check_policy
 from radix.policy.limits import Limits, check_writes
 from radix.prefetching import Prefetches
 from radix.prompts import Prompts
@@ -120,6 +120,7 @@ class PrefixCache(Stepping, Traffic):
         self._clock = self.agreement.clock
         self.gate = Gate()
         self._dropped: deque[int] = deque()
+        known_again = events or len(placed) > 1 or self._lent or policy in KEYED_POLICIES
         self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
         self.tree = TreeCore(
             self.keys.page_bytes,
@@ -127,7 +128,7 @@ class PrefixCache(Stepping, Traffic):
             tiers=len(placed),
             page_tokens=self.page_tokens,
             check_ids=not self.keys.opaque,
-            keep_keys=events or len(placed) > 1 or self._lent or placed[0].capability.persistent,
+            keep_keys=known_again or placed[0].capability.persistent,
             policy=check_policy(policy),
             seed=seed,
         )

@@ -25,7 +25,7 @@ class _Ids:
         return list(range(first, self._given))
 
 
-def chats(seed: int, requests: int = 400) -> Requests:
+def chats(seed: int, requests: int = 900) -> Requests:
     """Conversations that go on with a chance that falls with the time since the last turn."""
     random, ids, done = np.random.default_rng(seed), _Ids(), []
     systems = [ids.take(2), ids.take(3)]
@@ -43,7 +43,7 @@ def chats(seed: int, requests: int = 400) -> Requests:
     return done
 
 
-def agents(seed: int, requests: int = 400) -> Requests:
+def agents(seed: int, requests: int = 900) -> Requests:
     """A dozen contexts in turns, not quite in order; one ends now and then and another begins."""
     random, ids, done = np.random.default_rng(seed), _Ids(), []
     system = ids.take(4)
@@ -58,7 +58,7 @@ def agents(seed: int, requests: int = 400) -> Requests:
     return done
 
 
-def scan(seed: int, requests: int = 400) -> Requests:
+def scan(seed: int, requests: int = 900) -> Requests:
     """One request in three is one of eight prompts, the others are new."""
     random, ids, done = np.random.default_rng(seed), _Ids(), []
     known = [ids.take(int(random.integers(2, 6))) for _ in range(8)]

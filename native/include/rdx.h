@@ -402,10 +402,13 @@ int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32
 #define RDX_POLICY_FIFO 1 /* what came first */
 #define RDX_POLICY_LFU 2  /* the fewest uses on top of the key of the last victim at that time */
 #define RDX_POLICY_SLRU 3 /* what was used once, then the rest; the rest is at most four fifths */
-#define RDX_POLICY_COUNT 4
+#define RDX_POLICY_HIT_DENSITY                                                                     \
+    4 /* the fewest hits to expect, learned; LRU where that does better */
+#define RDX_POLICY_COUNT 5
 /* Sets the policy of a tree that has no pages yet, at most once. RDX_EARG: it has, or there is no
- * such policy. The order of last use costs nothing; others take 40 bytes for each node and column,
- * and make a node of each run of pages that is inserted. */
+ * such policy, or it has to know pages again and they have no keys and are none. The order of last
+ * use costs nothing; others take 40 bytes for each node and column (hit_density 200), and make a
+ * node of each run of pages that is inserted. */
 int rdx_policy_set(rdx_tree *tree, uint32_t policy);
 
 /* Evicts up to n blocks of a column, least recently used first, whose stamp is at most `upto`. A

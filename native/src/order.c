@@ -390,7 +390,7 @@ int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *
             break;
         }
         if (t->policy && c->listed == LISTED_LIVE) {
-            rdx_policy_going(t, i, column);
+            rdx_policy_going(t, i, column, n - *freed);
         }
         *freed += take(t, i, column, n - *freed, slots + *freed,
                        ids ? ids + (size_t)*freed * width : NULL);

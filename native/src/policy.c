@@ -12,7 +12,7 @@
 #include "policy.h"
 
 static const policy *const POLICIES[RDX_POLICY_COUNT] = {NULL, &rdx_policy_fifo, &rdx_policy_lfu,
-                                                         &rdx_policy_slru};
+                                                         &rdx_policy_slru, &rdx_policy_density};
 
 static bool orders(const rdx_tree *t, uint32_t column) {
     return t->policy && !is_sparse(t, column);
@@ -142,6 +142,9 @@ void rdx_policy_came(rdx_tree *t, uint32_t i, uint32_t column) {
 void rdx_policy_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more) {
     if (orders(t, column)) {
         t->policy->columns[column].resident[mark_at(t, i, column)->queue] += (uint64_t)more;
+        if (t->policy->rule->resident) {
+            t->policy->rule->resident(t, i, column, more);
+        }
     }
 }
 
@@ -170,6 +173,7 @@ void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
                 continue;
             }
             mark *m = mark_at(t, i, c);
+            const mark old = *m;
             bool again = !m->fresh && !t->uncounted && m->last <= since;
             m->uses += again;
             m->fresh = 0;
@@ -178,7 +182,7 @@ void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
                 heap_remove(t, i, c); /* the time of its last use decides, too */
             }
             m->last = t->clock;
-            rule->used(t, i, c, again);
+            rule->used(t, i, c, again, &old);
             if (stands) {
                 heap_add(t, i, c);
             }
@@ -196,6 +200,9 @@ uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column) {
     if (c->victim != NIL && cell_at(t, c->victim, column)->kids) {
         c->victim = NIL;
     }
+    if (t->policy->rule->choose && c->victim == NIL) {
+        c->victim = t->policy->rule->choose(t, column);
+    }
     for (uint32_t queue = 0; queue < QUEUES && c->victim == NIL; queue++) {
         c->victim = rdx_policy_head(t, column, queue);
     }
@@ -206,9 +213,9 @@ uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column) {
     return orders(t, column) ? t->policy->columns[column].victim : NIL;
 }
 
-void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column) {
+void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     if (orders(t, column) && t->policy->rule->going) {
-        t->policy->rule->going(t, i, column);
+        t->policy->rule->going(t, i, column, n);
     }
 }
 
@@ -225,6 +232,9 @@ int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
                 return RDX_ENOMEM;
             }
             p->columns[c].queue[q] = queue;
+        }
+        if (p->rule->reserve && !is_sparse(t, c) && p->rule->reserve(t, c, nodes) != RDX_OK) {
+            return RDX_ENOMEM;
         }
     }
     mark *marks = rdx_realloc(p->marks, (size_t)nodes * t->columns * sizeof(mark));
@@ -246,6 +256,9 @@ void rdx_policy_free(rdx_tree *t) {
         for (uint32_t q = 0; q < QUEUES; q++) {
             rdx_free_mem(t->policy->columns[c].queue[q]);
         }
+        if (t->policy->rule->free) {
+            t->policy->rule->free(t, c);
+        }
     }
     rdx_free_mem(t->policy->columns);
     rdx_free_mem(t->policy->marks);
@@ -259,6 +272,9 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     }
     if (number == RDX_POLICY_LRU) {
         return RDX_OK;
+    }
+    if (POLICIES[number]->keyed && t->check_ids && !t->key_bytes) {
+        return RDX_EARG;
     }
     t->policy = rdx_calloc(1, sizeof(*t->policy));
     if (!t->policy) {
@@ -326,5 +342,5 @@ const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where
             return "a queue counts blocks that it does not have";
         }
     }
-    return NULL;
+    return t->policy->rule->fault ? t->policy->rule->fault(t, column) : NULL;
 }

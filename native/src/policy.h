@@ -15,6 +15,8 @@ typedef struct mark {
     uint32_t fresh; /* it came in a call that has not stamped it yet */
 } mark;
 
+struct density;
+
 typedef struct policy_column {
     uint32_t *queue[QUEUES]; /* heaps of what the column's list of the living holds */
     uint32_t count[QUEUES];
@@ -22,17 +24,27 @@ typedef struct policy_column {
     uint64_t came;             /* nodes that came so far */
     uint64_t age;              /* the key of the last victim */
     uint32_t victim;           /* found last, and nothing has changed since; or NIL */
+    struct density *density;   /* what hit_density knows */
 } policy_column;
 
 typedef struct policy {
     /* Node i has its first data. Sets key and queue. */
     void (*came)(rdx_tree *t, uint32_t i, uint32_t column);
-    /* Node i was used; `again`: for the first time since the request came that used it. */
-    void (*used)(rdx_tree *t, uint32_t i, uint32_t column, bool again);
-    /* A whole path was used. May be NULL. */
+    /* Node i was used; `again`: for the first time since the request came that used it. `old`: the
+     * mark as it was before. */
+    void (*used)(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old);
+    /* What follows may be NULL. A whole path was used. */
     void (*settle)(rdx_tree *t, uint32_t column);
-    /* Node i is the victim. May be NULL. */
-    void (*going)(rdx_tree *t, uint32_t i, uint32_t column);
+    /* Up to n blocks of node i go. */
+    void (*going)(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n);
+    /* Node i has more blocks, or fewer. */
+    void (*resident)(rdx_tree *t, uint32_t i, uint32_t column, int64_t more);
+    /* The victim; NULL: the head of the first queue that has one. */
+    uint32_t (*choose)(rdx_tree *t, uint32_t column);
+    int (*reserve)(rdx_tree *t, uint32_t column, uint32_t nodes);
+    void (*free)(rdx_tree *t, uint32_t column);
+    const char *(*fault)(const rdx_tree *t, uint32_t column);
+    bool keyed; /* it needs to know pages again */
 } policy;
 
 struct policy_state {
@@ -54,4 +66,5 @@ uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t queue);
 extern const policy rdx_policy_fifo;
 extern const policy rdx_policy_lfu;
 extern const policy rdx_policy_slru;
+extern const policy rdx_policy_density;
 #endif

@@ -6,8 +6,8 @@ static void fifo_came(rdx_tree *t, uint32_t i, uint32_t column) {
     rdx_policy_move(t, i, column, 0, t->policy->columns[column].came);
 }
 
-static void fifo_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
-    (void)t, (void)i, (void)column, (void)again;
+static void fifo_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
+    (void)t, (void)i, (void)column, (void)again, (void)old;
 }
 
 const policy rdx_policy_fifo = {.came = fifo_came, .used = fifo_used};
@@ -19,14 +19,16 @@ static void lfu_came(rdx_tree *t, uint32_t i, uint32_t column) {
     rdx_policy_move(t, i, column, 0, t->policy->columns[column].age + 1);
 }
 
-static void lfu_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
+static void lfu_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
+    (void)old;
     if (again) {
         uint64_t uses = mark_at(t, i, column)->uses;
         rdx_policy_move(t, i, column, 0, t->policy->columns[column].age + 1 + uses);
     }
 }
 
-static void lfu_going(rdx_tree *t, uint32_t i, uint32_t column) {
+static void lfu_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
+    (void)n;
     policy_column *c = &t->policy->columns[column];
     uint64_t key = mark_at(t, i, column)->key;
     c->age = key > c->age ? key : c->age;
@@ -42,7 +44,8 @@ static void slru_came(rdx_tree *t, uint32_t i, uint32_t column) {
     rdx_policy_move(t, i, column, 0, t->clock);
 }
 
-static void slru_used(rdx_tree *t, uint32_t i, uint32_t column, bool again) {
+static void slru_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
+    (void)old;
     rdx_policy_move(t, i, column, again ? 1 : mark_at(t, i, column)->queue, t->clock);
 }
 

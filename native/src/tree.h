@@ -423,7 +423,7 @@ uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column);
 void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since);
 /* The leaf that goes next, or NIL; until something changes the same one. */
 uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column);
-void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column);
+void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n);
 /* What is wrong with a column's queues, and at which node (or NIL); NULL: nothing. */
 const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where);
 #endif

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from radix.errors import UnsupportedError
 
-NATIVE_POLICIES = ("lru", "fifo", "lfu", "slru")
-PLANNED_POLICIES = ("priority", "s3fifo", "arc", "hit_density", "cost")
+NATIVE_POLICIES = ("lru", "fifo", "lfu", "slru", "hit_density")
+PLANNED_POLICIES = ("priority", "s3fifo", "arc", "cost")
+# These know a block again that went and came back, so pages keep their keys.
+KEYED_POLICIES = ("hit_density",)
 # Where whoever waits is matched, and thereby used, at every step, uses tell nothing.
 STEPPED_POLICIES = ("lru",)
 

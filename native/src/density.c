@@ -1,0 +1,554 @@
+/* density.c: hit_density, the policy that learns. What goes first has the fewest hits to expect for
+ * each unit of space and time that it would go on taking; what that is, it learns from when blocks
+ * were used again, by how often they were used before and how long ago that was.
+ *
+ *     uses so far (class)    0 | 1 | 2-3 | 4-15 | 16-
+ *     time since (bucket)    1 1.5 2 3 4 6 8 12 16 ...     in uses, half an octave each
+ *
+ * hits[class][bucket]: blocks that were used at that age; ends: blocks of which nothing more will
+ * be known; the ring: blocks that are still waited for. Of these three follows the chance h of a
+ * use in each bucket, and from an age on the best that keeping can give:
+ *
+ *     rank(age) = max over T of  P(use within T) / E[min(time of the use, T)]
+ *
+ * What was evicted is remembered by the key of its first page, at most four times as many blocks as
+ * are resident, so that what would have been a hit counts too. A victim is the least rank of 16
+ * leaves, drawn by a generator of its own with a fixed start: the same calls evict the same blocks.
+ *
+ * The guard: in step with it runs the order of last use, in keys alone. LRU of C blocks holds what
+ * was used behind a horizon, the time since which C different blocks were used; the ring says where
+ * that lies. While LRU did better over the last window the victim is what was used longest ago.
+ */
+#include "policy.h"
+
+#define CLASSES 5
+#define BUCKETS 48
+#define SLOTS 512
+#define DRAWS 16
+#define HISTORY 4        /* blocks remembered for each resident one */
+#define LEARN_EVERY 128  /* uses between two looks at what was learned */
+#define LEARN_FIRST 1024 /* uses before the ranks decide anything */
+#define FADING 0.98      /* what is left of a count at the next look */
+#define PRIOR 500.0      /* blocks of all classes that weigh as much as a class's own */
+
+typedef struct ghost { /* a run of blocks that went */
+    uint64_t key;
+    uint64_t last;
+    uint32_t uses;
+    uint32_t pages; /* 0: it is back, or the place is free */
+} ghost;
+
+struct density {
+    double hits[CLASSES][BUCKETS];
+    double ends[CLASSES][BUCKETS];
+    double rank[CLASSES][BUCKETS];
+    uint64_t learned; /* the clock at the last look */
+    uint64_t draw;    /* state of the generator */
+    /* blocks waited for, resident or remembered, by class and the time of their last use */
+    uint64_t ring[CLASSES][SLOTS];
+    uint64_t older[CLASSES];
+    uint64_t waited; /* all of them */
+    uint64_t base;   /* the first slot of the ring */
+    uint64_t width;  /* clock of a slot */
+    /* the shadow */
+    uint64_t horizon; /* the slot where LRU's blocks begin */
+    uint64_t behind;  /* blocks in slots >= horizon */
+    uint64_t room;    /* blocks that were resident when room was needed last */
+    /* the guard */
+    int64_t won;     /* hits more than LRU's in this window */
+    int64_t total;   /* and in all */
+    uint64_t asked;  /* blocks */
+    uint64_t missed; /* in this window */
+    uint64_t began;  /* the clock at its begin */
+    uint32_t pause;  /* windows that LRU still decides; 0: the ranks do */
+    uint32_t next_pause;
+    /* memory of what went: a ring of runs, oldest first, and an index of their keys */
+    ghost *ghosts;
+    uint32_t *index;
+    uint32_t room_ghosts; /* a power of two; the index has twice as many */
+    uint64_t first;
+    uint64_t end;
+    uint64_t remembered; /* blocks */
+};
+
+static struct density *density_of(const rdx_tree *t, uint32_t column) {
+    return t->policy->columns[column].density;
+}
+
+static uint32_t class_of(uint32_t uses) {
+    return uses < 2 ? uses : uses < 4 ? 2 : uses < 16 ? 3 : 4;
+}
+
+static uint32_t bucket_of(uint64_t age) {
+    age = age ? age : 1;
+    uint32_t octave = 63 - (uint32_t)__builtin_clzll(age);
+    uint32_t half = octave ? (age >> (octave - 1)) & 1 : 0;
+    uint32_t bucket = octave * 2 + half;
+    return bucket < BUCKETS ? bucket : BUCKETS - 1;
+}
+
+/* The age at which a bucket begins. */
+static double age_of(uint32_t bucket) {
+    return (double)(1ull << bucket / 2) * (bucket % 2 ? 1.5 : 1.0);
+}
+
+static uint32_t held_pages(const rdx_tree *t, uint32_t i, uint32_t column) {
+    const cell *k = cell_at(t, i, column);
+    return rdx_entries(node_at(t, i), rule_of(t, column), k->lo, k->hi);
+}
+
+/* ---------------------------------------------------------------- the ring and the shadow */
+static void wait_for(struct density *d, uint32_t class, uint64_t last, uint64_t n, bool more) {
+    uint64_t slot = last / d->width;
+    uint64_t *count = slot < d->base ? &d->older[class] : &d->ring[class][slot % SLOTS];
+    *count = more ? *count + n : *count - n;
+    d->waited = more ? d->waited + n : d->waited - n;
+    if (slot >= d->horizon) {
+        d->behind = more ? d->behind + n : d->behind - n;
+    }
+}
+
+static uint64_t in_slot(const struct density *d, uint64_t slot) {
+    uint64_t n = 0;
+    for (uint32_t c = 0; c < CLASSES; c++) {
+        n += d->ring[c][slot % SLOTS];
+    }
+    return n;
+}
+
+/* The first slot falls out of the ring. */
+static void drop_slot(struct density *d) {
+    for (uint32_t c = 0; c < CLASSES; c++) {
+        d->older[c] += d->ring[c][d->base % SLOTS];
+        d->ring[c][d->base % SLOTS] = 0;
+    }
+    d->base++;
+}
+
+/* Two slots become one, so that the ring reaches twice as far back. */
+static void widen(struct density *d, uint64_t now) {
+    if (d->base % 2) {
+        drop_slot(d);
+    }
+    if (d->horizon % 2 || d->horizon < d->base) {
+        d->horizon = d->horizon > d->base ? d->horizon - 1 : d->base;
+    }
+    uint64_t ring[CLASSES][SLOTS] = {{0}};
+    for (uint64_t slot = d->base; slot <= now / d->width; slot++) {
+        for (uint32_t c = 0; c < CLASSES; c++) {
+            ring[c][slot / 2 % SLOTS] += d->ring[c][slot % SLOTS];
+        }
+    }
+    memcpy(d->ring, ring, sizeof ring);
+    d->width *= 2;
+    d->base /= 2;
+    d->horizon /= 2;
+    d->behind = 0;
+    for (uint64_t slot = d->horizon; slot <= now / d->width; slot++) {
+        d->behind += in_slot(d, slot);
+    }
+}
+
+/* Time goes on: what falls out of the ring is older; the horizon follows. The ring reaches as far
+ * back as the horizon, and as seven of eight blocks. */
+static void advance(struct density *d, uint64_t now) {
+    while (now / d->width >= d->base + SLOTS) {
+        uint64_t out = in_slot(d, d->base);
+        for (uint32_t c = 0; c < CLASSES; c++) {
+            out += d->older[c];
+        }
+        if (d->horizon <= d->base || out * 8 > d->waited) {
+            widen(d, d->base * d->width + SLOTS * d->width - 1);
+        } else {
+            drop_slot(d);
+        }
+    }
+    while (d->room && d->behind > d->room && d->horizon < now / d->width) {
+        d->behind -= in_slot(d, d->horizon++);
+    }
+}
+
+static bool lru_holds(const struct density *d, uint64_t last) {
+    return last / d->width >= d->horizon;
+}
+
+/* ---------------------------------------------------------------- what is learned */
+/* Blocks that were, or are, waited for in each bucket, by class. */
+static void counts_at_risk(const struct density *d, uint64_t now, double risk[CLASSES][BUCKETS]) {
+    double waiting[CLASSES][BUCKETS];
+    memcpy(waiting, d->ends, sizeof waiting);
+    for (uint32_t c = 0; c < CLASSES; c++) {
+        for (uint64_t slot = d->base; slot <= now / d->width; slot++) {
+            uint64_t then = slot * d->width + d->width / 2;
+            uint32_t bucket = bucket_of(now > then ? now - then : 1);
+            waiting[c][bucket] += (double)d->ring[c][slot % SLOTS];
+        }
+        waiting[c][bucket_of(now - d->base * d->width)] += (double)d->older[c];
+        double sum = 0;
+        for (uint32_t b = BUCKETS; b-- > 0;) {
+            sum += d->hits[c][b] + waiting[c][b];
+            risk[c][b] = sum - waiting[c][b] / 2; /* it ends somewhere in the bucket */
+        }
+    }
+}
+
+/* The best that keeping a block of this age can give, in uses a unit of time. */
+static double best_rate(const double *chance, uint32_t from) {
+    double best = 0;
+    double alive = 1;
+    double hit = 0;
+    double time = 0;
+    for (uint32_t b = from; b < BUCKETS; b++) {
+        double share = b == from ? 0.5 : 1.0; /* it is somewhere in the first bucket */
+        double p = chance[b] * share;
+        hit += alive * p;
+        time += alive * (age_of(b + 1) - age_of(b)) * share * (1 - p / 2);
+        alive *= 1 - p;
+        best = hit / time > best ? hit / time : best;
+    }
+    return best;
+}
+
+static void learn(struct density *d, uint64_t now) {
+    double risk[CLASSES][BUCKETS];
+    double pooled[BUCKETS];
+    counts_at_risk(d, now, risk);
+    for (uint32_t b = 0; b < BUCKETS; b++) {
+        double hits = 0;
+        double all = 0;
+        for (uint32_t c = 0; c < CLASSES; c++) {
+            hits += d->hits[c][b];
+            all += risk[c][b];
+        }
+        pooled[b] = all > 0 ? hits / all : 0;
+    }
+    for (uint32_t c = 0; c < CLASSES; c++) {
+        double chance[BUCKETS];
+        for (uint32_t b = 0; b < BUCKETS; b++) {
+            double p = (d->hits[c][b] + PRIOR * pooled[b]) / (risk[c][b] + PRIOR);
+            chance[b] = p < 1 ? p : 1;
+        }
+        for (uint32_t b = 0; b < BUCKETS; b++) {
+            d->rank[c][b] = best_rate(chance, b);
+            d->hits[c][b] *= FADING;
+            d->ends[c][b] *= FADING;
+        }
+    }
+    d->learned = now;
+}
+
+static void hit(struct density *d, uint32_t uses, uint64_t last, uint64_t now, uint32_t n) {
+    d->hits[class_of(uses)][bucket_of(now - last)] += n;
+    d->total -= lru_holds(d, last) ? n : 0;
+    d->won -= lru_holds(d, last) ? n : 0;
+}
+
+/* ---------------------------------------------------------------- what went */
+static uint64_t page_key(const rdx_tree *t, uint32_t i, uint32_t at) {
+    const node *x = node_at(t, i);
+    uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
+    const uint8_t *rows = t->key_bytes ? keys_at(t, x) : pages_at(t, x);
+    return rdx_xxh3_64(rows + (size_t)at * width, width);
+}
+
+/* Where the index names the run with the key, or would. */
+static uint32_t index_place(const struct density *d, uint64_t key) {
+    uint32_t mask = d->room_ghosts * 2 - 1;
+    uint32_t at = (uint32_t)key & mask;
+    while (d->index[at] != NIL && d->ghosts[d->index[at]].key != key) {
+        at = (at + 1) & mask;
+    }
+    return at;
+}
+
+static void index_drop(struct density *d, uint32_t gap) {
+    uint32_t mask = d->room_ghosts * 2 - 1;
+    for (uint32_t at = (gap + 1) & mask; d->index[at] != NIL; at = (at + 1) & mask) {
+        uint32_t home = (uint32_t)d->ghosts[d->index[at]].key & mask;
+        if (((at - home) & mask) >= ((at - gap) & mask)) {
+            d->index[gap] = d->index[at];
+            gap = at;
+        }
+    }
+    d->index[gap] = NIL;
+}
+
+static void forget_ghost(struct density *d, uint32_t at) {
+    ghost *g = &d->ghosts[d->index[at]];
+    wait_for(d, class_of(g->uses), g->last, g->pages, false);
+    d->remembered -= g->pages;
+    g->pages = 0;
+    index_drop(d, at);
+}
+
+static void forget_oldest(struct density *d, uint64_t now) {
+    ghost *g = &d->ghosts[d->first++ & (d->room_ghosts - 1)];
+    if (g->pages) {
+        d->ends[class_of(g->uses)][bucket_of(now - g->last)] += g->pages;
+        forget_ghost(d, index_place(d, g->key));
+    }
+}
+
+static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
+    struct density *d = density_of(t, column);
+    const mark *m = mark_at(t, i, column);
+    const cell *k = cell_at(t, i, column);
+    uint32_t held = held_pages(t, i, column);
+    uint32_t width = rdx_width(rule_of(t, column));
+    n = n < held ? n : held;
+    uint32_t first = n < held ? k->hi - n * width : k->lo;
+    uint64_t key = page_key(t, i, first);
+    uint32_t at = index_place(d, key);
+    if (d->index[at] != NIL) {
+        forget_ghost(d, at);
+    }
+    while (d->end - d->first >= d->room_ghosts) {
+        forget_oldest(d, t->clock);
+    }
+    uint32_t place = (uint32_t)(d->end++ & (d->room_ghosts - 1));
+    d->ghosts[place] = (ghost){key, m->last, m->uses, n};
+    d->index[index_place(d, key)] = place;
+    d->remembered += n;
+    wait_for(d, class_of(m->uses), m->last, n, true);
+    while (d->remembered > HISTORY * d->room && d->first < d->end) {
+        forget_oldest(d, t->clock);
+    }
+}
+
+/* What of node i, from its first page on, went not long ago: would have been hits. The uses that
+ * the last of it had, NIL if nothing is known. */
+static uint32_t recall(rdx_tree *t, uint32_t i, uint32_t column) {
+    struct density *d = density_of(t, column);
+    const cell *k = cell_at(t, i, column);
+    uint32_t width = rdx_width(rule_of(t, column));
+    uint32_t uses = NIL;
+    for (uint32_t p = k->lo; p < k->hi;) {
+        uint32_t at = index_place(d, page_key(t, i, p));
+        if (d->index[at] == NIL) {
+            break;
+        }
+        ghost g = d->ghosts[d->index[at]];
+        uint32_t left = (k->hi - p) / width;
+        hit(d, g.uses, g.last, t->clock, g.pages < left ? g.pages : left);
+        uses = g.uses;
+        p += g.pages * width;
+        forget_ghost(d, at);
+    }
+    return uses;
+}
+
+/* ---------------------------------------------------------------- the guard */
+static void end_window(struct density *d, uint64_t now) {
+    double budget = 0.004 * (double)d->asked + 0.2 * (double)d->room;
+    double lost = -(double)d->total;
+    bool over = lost > budget;
+    bool quickly = -(double)d->won > 0.1 * (double)d->room;
+    bool full = 2 * d->missed >= d->room && now - d->began >= 64;
+    if (d->pause == 0 && (over || quickly || (full && d->won < 0))) {
+        d->pause = d->next_pause;
+        d->next_pause = d->next_pause < 64 ? d->next_pause * 2 : 64;
+    } else if (!full) {
+        return;
+    } else if (d->pause == 0) {
+        d->next_pause = d->won > 0 && d->next_pause > 1 ? d->next_pause / 2 : d->next_pause;
+    } else if (d->pause > 1 || (lost <= 0.75 * budget && now >= LEARN_FIRST)) {
+        d->pause--;
+    }
+    d->won = 0;
+    d->missed = 0;
+    d->began = now;
+}
+
+/* ---------------------------------------------------------------- the policy */
+static void density_came(rdx_tree *t, uint32_t i, uint32_t column) {
+    struct density *d = density_of(t, column);
+    mark *m = mark_at(t, i, column);
+    uint32_t n = held_pages(t, i, column);
+    uint32_t parent = node_at(t, i)->parent;
+    uint32_t known = recall(t, i, column);
+    m->uses = known != NIL ? known + 1 : 0;
+    if (known == NIL && !(node_at(t, parent)->flags & NODE_ROOT) &&
+        cell_at(t, parent, column)->kids == 1) {
+        m->uses = mark_at(t, parent, column)->uses + 1; /* what it goes on from was a leaf */
+    }
+    d->asked += n;
+    d->missed += n;
+    wait_for(d, class_of(m->uses), m->last, n, true);
+}
+
+static void density_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
+    struct density *d = density_of(t, column);
+    uint32_t n = held_pages(t, i, column);
+    wait_for(d, class_of(old->uses), old->last, n, false);
+    if (again) {
+        hit(d, old->uses, old->last, t->clock, n);
+        d->won += n;
+        d->total += n;
+        d->asked += n;
+    }
+    advance(d, t->clock);
+    const mark *m = mark_at(t, i, column);
+    wait_for(d, class_of(m->uses), m->last, n, true);
+}
+
+static void density_settle(rdx_tree *t, uint32_t column) {
+    struct density *d = density_of(t, column);
+    advance(d, t->clock);
+    if (t->clock - d->learned >= LEARN_EVERY) {
+        learn(d, t->clock);
+    }
+    if (d->room) {
+        end_window(d, t->clock);
+    }
+}
+
+static void density_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more) {
+    const mark *m = mark_at(t, i, column);
+    uint64_t n = more < 0 ? (uint64_t)-more : (uint64_t)more;
+    wait_for(density_of(t, column), class_of(m->uses), m->last, n, more > 0);
+}
+
+/* Leaves and others, drawn from all that may go; what is known of them is on its way then. */
+static void draw_nodes(const rdx_tree *t, uint32_t column, uint32_t drawn[DRAWS]) {
+    const policy_column *c = &t->policy->columns[column];
+    uint64_t draw = c->density->draw;
+    for (uint32_t k = 0; k < DRAWS; k++) {
+        draw ^= draw << 13;
+        draw ^= draw >> 7;
+        draw ^= draw << 17;
+        drawn[k] = (uint32_t)((draw >> 32) * c->count[0] >> 32);
+        __builtin_prefetch(&c->queue[0][drawn[k]]);
+    }
+    c->density->draw = draw;
+    for (uint32_t k = 0; k < DRAWS; k++) {
+        drawn[k] = c->queue[0][drawn[k]];
+        __builtin_prefetch(mark_at(t, drawn[k], column));
+    }
+}
+
+static uint32_t density_choose(rdx_tree *t, uint32_t column) {
+    struct density *d = density_of(t, column);
+    d->room = t->lists[column].resident;
+    uint32_t best = rdx_policy_head(t, column, 0);
+    if (d->pause || best == NIL) {
+        return best; /* what was used longest ago */
+    }
+    uint32_t drawn[DRAWS];
+    draw_nodes(t, column, drawn);
+    const mark *m = mark_at(t, best, column);
+    uint64_t oldest = m->last;
+    double least = d->rank[class_of(m->uses)][bucket_of(t->clock - m->last)];
+    for (uint32_t k = 0; k < DRAWS; k++) {
+        m = mark_at(t, drawn[k], column);
+        double rank = d->rank[class_of(m->uses)][bucket_of(t->clock - m->last)];
+        bool before = rank < least || (rank == least && m->last < oldest);
+        if (before && cell_at(t, drawn[k], column)->kids == 0) {
+            best = drawn[k];
+            least = rank;
+            oldest = m->last;
+        }
+    }
+    return best;
+}
+
+/* ---------------------------------------------------------------- room */
+static int density_reserve(rdx_tree *t, uint32_t column, uint32_t nodes) {
+    struct density *d = density_of(t, column);
+    if (!d) {
+        d = rdx_calloc(1, sizeof(*d));
+        if (!d) {
+            return RDX_ENOMEM;
+        }
+        *d = (struct density){
+            .draw = 0x9E3779B97F4A7C15ull, .width = 1, .pause = 2, .next_pause = 1};
+        t->policy->columns[column].density = d;
+    }
+    uint32_t room = 64;
+    while (room < (uint64_t)nodes * HISTORY) {
+        room *= 2;
+    }
+    if (room <= d->room_ghosts) {
+        return RDX_OK;
+    }
+    ghost *ghosts = rdx_calloc(room, sizeof(ghost));
+    uint32_t *index = rdx_malloc((size_t)room * 2 * 4);
+    if (!ghosts || !index) {
+        rdx_free_mem(ghosts);
+        rdx_free_mem(index);
+        return RDX_ENOMEM;
+    }
+    memset(index, 0xff, (size_t)room * 2 * 4);
+    struct density old = *d;
+    d->ghosts = ghosts;
+    d->index = index;
+    d->room_ghosts = room;
+    for (uint64_t k = d->first; k < d->end; k++) {
+        uint32_t place = (uint32_t)(k & (room - 1));
+        ghosts[place] = old.ghosts[k & (old.room_ghosts - 1)];
+        if (ghosts[place].pages) {
+            index[index_place(d, ghosts[place].key)] = place;
+        }
+    }
+    rdx_free_mem(old.ghosts);
+    rdx_free_mem(old.index);
+    return RDX_OK;
+}
+
+static void density_free(rdx_tree *t, uint32_t column) {
+    struct density *d = density_of(t, column);
+    if (d) {
+        rdx_free_mem(d->ghosts);
+        rdx_free_mem(d->index);
+        rdx_free_mem(d);
+    }
+}
+
+/* ---------------------------------------------------------------- check */
+/* Counts n blocks as they must be counted. */
+static void recount(const struct density *d, struct density *sum, uint32_t uses, uint64_t last,
+                    uint64_t n) {
+    uint64_t slot = last / d->width;
+    uint32_t class = class_of(uses);
+    *(slot < d->base ? &sum->older[class] : &sum->ring[class][slot % SLOTS]) += n;
+    sum->behind += slot >= d->horizon ? n : 0;
+    sum->waited += n;
+}
+
+static const char *density_fault(const rdx_tree *t, uint32_t column) {
+    const struct density *d = density_of(t, column);
+    struct density sum = {0};
+    for (uint64_t k = d->first; k < d->end; k++) {
+        const ghost *g = &d->ghosts[k & (d->room_ghosts - 1)];
+        if (g->pages && d->index[index_place(d, g->key)] != (k & (d->room_ghosts - 1))) {
+            return "what went is not found by its key";
+        }
+        recount(d, &sum, g->uses, g->last, g->pages);
+    }
+    if (sum.waited != d->remembered || d->horizon < d->base) {
+        return "other blocks are remembered than went, or not as long as LRU holds them";
+    }
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        const cell *k = cell_at(t, i, column);
+        if (node_at(t, i)->flags & NODE_LIVE && k->hi != k->lo) {
+            const mark *m = mark_at(t, i, column);
+            recount(d, &sum, m->uses, m->last, held_pages(t, i, column));
+        }
+    }
+    if (memcmp(sum.ring, d->ring, sizeof sum.ring) ||
+        memcmp(sum.older, d->older, sizeof sum.older)) {
+        return "blocks are waited for at another age than theirs";
+    }
+    return sum.behind != d->behind || sum.waited != d->waited ? "the shadow is not what LRU holds"
+                                                              : NULL;
+}
+
+const policy rdx_policy_density = {.came = density_came,
+                                   .used = density_used,
+                                   .settle = density_settle,
+                                   .going = density_going,
+                                   .resident = density_resident,
+                                   .choose = density_choose,
+                                   .reserve = density_reserve,
+                                   .free = density_free,
+                                   .fault = density_fault,
+                                   .keyed = true};
