@@ -120,7 +120,7 @@ def test_flipped_bits_in_a_value_are_found(tmp_path: Path) -> None:
     path = tmp_path / "d" / "data.mdb"
     data = bytearray(path.read_bytes())
     for number in (3, 11):
-        at = data.find(expand([number], BLOCK_BYTES).tobytes()[:64])
+        at = data.find(expand([number], BLOCK_BYTES).tobytes())
         assert at >= 0
         data[at + 5000] ^= 4
     path.write_bytes(data)
