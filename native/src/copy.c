@@ -29,7 +29,7 @@
 /* Measured: below about 4 MiB the target is still wanted in the cache, and a store that passes by
  * it costs more than it saves; short fragments leave half-filled lines at both ends. */
 #define WIDE_TOTAL_BYTES (UINT64_C(4) << 20)
-#define WIDE_FRAGMENT_BYTES 1024
+#define WIDE_FRAGMENT_BYTES 512
 /* A processor reads ahead by itself within a run, but at each new run it waits for memory again,
  * and runs of a few KiB end before it has caught up. So several fragments are copied in step, the
  * next ones fetched as these end. How many, and how far ahead, is measured (bench/copies.py). */
