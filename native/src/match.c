@@ -151,7 +151,7 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
 /* ---------------------------------------------------------------- many at once
  * Each prompt is a small machine of steps one memory access apart; each step asks for the lines
  * that the next one reads, and the other prompts' steps run in between. */
-#define LANES 16
+#define LANES 32
 
 enum step { HASH, PROBE, VISIT, COMPARE };
 
