@@ -19,6 +19,7 @@ from bench import (
     reopen,
     replay,
     scale,
+    step,
     tree,
 )
 from bench.measure import Benchmark
@@ -28,6 +29,7 @@ PEERS = "peers"
 _MODULES = (
     tree,
     scale,
+    step,
     mixed,
     instructions,
     copies,

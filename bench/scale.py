@@ -266,7 +266,7 @@ def run_busy(sizes: Sizes, place: Place) -> Outcome:
     asked *= max(1, sizes["calls"] // len(asked))
     rounds = Rounds()
     ended = threading.Event()
-    busy = threading.Thread(target=_spin, args=(ended,), daemon=True)
+    busy = threading.Thread(target=spin, args=(ended,), daemon=True)
     with no_collection():
         for _ in range(sizes["rounds"]):
             rounds.add("match alone", OURS, "us", _mean_us(_native.tree_match, asked))
@@ -290,7 +290,8 @@ def run_busy(sizes: Sizes, place: Place) -> Outcome:
     )
 
 
-def _spin(ended: threading.Event) -> None:
+def spin(ended: threading.Event) -> None:
+    """Computes until ``ended`` is set."""
     n = 0
     while not ended.is_set():
         for _ in range(1000):
