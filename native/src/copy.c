@@ -78,7 +78,7 @@ int rdx_copy_prepare(rdx_copy *copy) {
 typedef struct fragment {
     uint8_t *dst;
     const uint8_t *src;
-    uint64_t bytes; /* 0: behind the last one */
+    uint64_t bytes; /* 0: there is none */
 } fragment;
 
 /* Where a walk over the planes of one side stands. */
@@ -89,15 +89,14 @@ typedef struct plane_side {
     uint64_t left; /* bytes of the slot in the plane */
 } plane_side;
 
-/* Both cuts side by side; `ahead` is the fragment that comes next. */
+/* Both cuts side by side. */
 typedef struct walk {
     const rdx_copy *copy;
-    uint64_t left;       /* bytes behind `ahead` */
+    uint64_t left;       /* bytes */
     uint64_t block_left; /* of them, in the block */
     uint32_t block;
     plane_side dst;
     plane_side src;
-    fragment ahead;
 } walk;
 
 static inline void enter(plane_side *side) {
@@ -134,11 +133,10 @@ static inline void enter_block(walk *at, uint64_t offset) {
     at->src = side_at(copy->src, copy->src_slots[at->block], offset);
 }
 
-/* Gives the fragment ahead, and looks for the one that follows it. */
+/* Gives the fragment at which the walk stands, and goes on to the next. */
 static inline fragment next_fragment(walk *at) {
-    fragment now = at->ahead;
     uint64_t bytes = least(least(at->dst.left, at->src.left), at->left);
-    at->ahead = (fragment){at->dst.at, at->src.at, bytes};
+    fragment now = {at->dst.at, at->src.at, bytes};
     at->left -= bytes;
     at->block_left -= bytes;
     if (at->left == 0)
@@ -156,7 +154,6 @@ static inline fragment next_fragment(walk *at) {
 static walk walk_from(const rdx_copy *copy, uint64_t begin, uint64_t end) {
     walk at = {.copy = copy, .left = end - begin, .block = (uint32_t)(begin / copy->block_bytes)};
     enter_block(&at, begin % copy->block_bytes);
-    next_fragment(&at);
     return at;
 }
 
@@ -180,10 +177,10 @@ typedef struct copy_style {
 static uint32_t fill_lanes(const copy_style *style, walk *from, fragment *lanes) {
     walk at = *from; /* in registers */
     uint32_t n = 0, most = style->lanes;
-    while (n < most && at.ahead.bytes != 0) {
+    while (n < most && at.left != 0) {
         fragment now = next_fragment(&at);
         if (now.bytes < style->shortest || now.bytes >= style->longest) {
-            fetch_lines(at.ahead.src, least(at.ahead.bytes, PREFETCH_BYTES));
+            fetch_lines(at.src.at, least(least(at.src.left, at.left), PREFETCH_BYTES));
             memcpy(now.dst, now.src, now.bytes);
             continue;
         }
