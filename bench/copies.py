@@ -40,6 +40,7 @@ from tiers.transfer import DEFAULT_THREADS, Planes, TransferEngine
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENTS = {4 * KIB: 0.75, 16 * KIB: 0.8, 64 * KIB: 0.9, 256 * KIB: 0.9}  # bytes: the least ratio
 THREADS = DEFAULT_THREADS
+NATIVE = "our own copy of one run"
 BEST = "best plain copy"
 BEST_THREADED = f"best plain copy, {THREADS} threads"
 Call = Callable[[], object]
@@ -100,7 +101,7 @@ class Pools:
         """Every block from its page to its layers."""
         _copy(self.by_layer, self.rows, self.by_page, self.places)
 
-    def past_the_cache(self) -> None:
+    def in_one_run(self) -> None:
         """The same bytes as one run, by the same native code."""
         _copy(self.ends[1], self.zero, self.ends[0], self.zero)
 
@@ -181,7 +182,7 @@ def _round(pools: Pools, engine: TransferEngine | None, title: str, repeats: int
     """One sample of each row of these pools: name -> (whose, GB/s)."""
     plain: dict[str, Call] = {
         "memcpy": pools.memcpy,
-        "past the cache": pools.past_the_cache,
+        NATIVE: pools.in_one_run,
         "torch copy_": pools.torch_copy,
     }
     ours: dict[str, Call] = {"gather": pools.gather, "scatter": pools.scatter}

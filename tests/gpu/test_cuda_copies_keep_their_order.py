@@ -165,3 +165,38 @@ def test_random_bytes_come_back_from_below(block_bytes: int) -> None:
     pair.end()
     assert torch.equal(pair.keys, expected[0]) and torch.equal(pair.values, expected[1])
     pair.close()
+
+
+def test_layers_of_a_pool_move_both_ways_at_once() -> None:
+    """Stores and loads are on the bus at the same time, each on a stream of its own; the layers are
+    one tensor to the device.
+    """
+    pool = torch.randint(0, 256, (8, BLOCKS, BLOCK // 8), dtype=torch.uint8, device="cuda")
+    device, host = DeviceTier({"kv": list(pool)}), HostTier(BLOCKS * BLOCK)
+    device.attach(GROUPS, 64, None)
+    host.attach(GROUPS, 64, device)
+    rng, half = np.random.default_rng(1), BLOCKS // 2
+    first, second = np.split(rng.permutation(BLOCKS).astype(np.int32), 2)
+    rows = host.reserve(0, BLOCKS)[rng.permutation(BLOCKS)]
+    expected = pool[:, torch.from_numpy(first).long()].clone()
+
+    def move(*transfers: tuple[int, bool, Slots, Slots]) -> None:
+        for job, storing, upper, lower in transfers:
+            transfer = Transfer(job, 0, upper, lower, Urgency.DEMAND, None)
+            (host.store if storing else host.load)(transfer, device)
+        ended: list[TransferDone] = []
+        while len(ended) < len(transfers):
+            host.wait(30.0)
+            ended += host.poll()
+        assert all(done.good.all() for done in ended)
+
+    move((1, True, first, rows[:half]))
+    host.commit(0, rows[:half])
+    move((2, True, first, rows[half:]), (3, False, second, rows[:half]))
+    host.commit(0, rows[half:])
+    assert torch.equal(pool[:, torch.from_numpy(second).long()], expected)
+    pool[:, torch.from_numpy(first).long()] = 0
+    move((4, False, first, rows[half:]))
+    assert torch.equal(pool[:, torch.from_numpy(first).long()], expected)
+    host.close()
+    device.close()
