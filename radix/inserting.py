@@ -10,6 +10,7 @@ the engine names, needs. Keeps I15, I27 and I28: what is not needed gets no slot
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
@@ -392,12 +393,15 @@ class Inserting:
 
     def _settle_many(self, entries: Sequence[Entry], flat: Slots, kept: Slots) -> list[list[Slots]]:
         """Commits what the tree took, and sends it down; by entry what was not needed, if any."""
-        groups, twice = len(self.columns), []
+        groups, plain = len(self.columns), self.plain and len(self.columns) == 1
+        twice: list[list[Slots]] = []
         if self.residency.events is None and kept.tobytes() == flat.tobytes():
-            if groups == 1 and self.plain:
+            if plain:
                 self.residency.tiers[0].commit(0, flat)
             else:
                 self._commit_rows(entries, flat)
+        elif plain and self.residency.events is None:
+            twice = self._settle_plain(entries, flat, kept)
         else:
             at = 0
             for entry in entries:
@@ -415,6 +419,18 @@ class Inserting:
             for entry in entries:
                 self._send_down(entry.lease.cursor, entry.first, entry.fresh)
         return twice
+
+    def _settle_plain(
+        self, entries: Sequence[Entry], flat: Slots, kept: Slots
+    ) -> list[list[Slots]]:
+        """``_settle`` for each where one group keeps every block of a page."""
+        tier, taken = self.residency.tiers[0], kept == flat
+        tier.commit(0, flat[taken])
+        spare = flat[~taken]
+        tier.abort(0, spare)
+        starts = np.cumsum([0, *(entry.fresh for entry in entries)])
+        ends = np.concatenate(([0], np.cumsum(~taken)))[starts].tolist()
+        return [[spare[lo:hi]] for lo, hi in itertools.pairwise(ends)]
 
     def _commit_rows(self, entries: Sequence[Entry], flat: Slots) -> None:
         groups, at = len(self.columns), 0

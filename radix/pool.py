@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from radix._native import ffi, lib, pool_count, pool_move, pool_reserve
+from radix._native import ffi, lib, pool_capacity, pool_count, pool_move, pool_reserve
 from radix.errors import SlotError
 from radix.tier import Slots
 
@@ -42,7 +42,7 @@ class SlotPool:
     @property
     def capacity(self) -> int:
         """Slots in the pool, retired ones left out."""
-        return int(lib.rdx_pool_capacity(self._pool))
+        return pool_capacity(self._address)
 
     def count(self, state: int) -> int:
         """Slots in ``state``. Cost: O(1)."""

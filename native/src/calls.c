@@ -121,6 +121,11 @@ static int tree_column(rdx_call *c) {
     return RDX_OK;
 }
 
+static int pool_capacity(rdx_call *c) {
+    c->out[0] = rdx_pool_capacity(c->pool);
+    return RDX_OK;
+}
+
 static int pool_count(rdx_call *c) {
     c->out[0] = rdx_pool_count(c->pool, (uint32_t)c->n[0]);
     return RDX_OK;
@@ -151,5 +156,6 @@ const rdx_entry rdx_entries[RDX_ENTRIES] = {
     ENTRY(tree_evict, "tuunSA", NUMBER),   ENTRY(tree_peek, "tu", NUMBER),
     ENTRY(tree_touch, "tc", NOTHING),      ENTRY(tree_slots, "tcuuuS", NOTHING),
     ENTRY(tree_column, "tu", THREE),       ENTRY(pool_count, "pu", NUMBER),
-    ENTRY(pool_reserve, "puS", NUMBER),    ENTRY(pool_move, "psuu", NUMBER),
+    ENTRY(pool_capacity, "p", NUMBER),     ENTRY(pool_reserve, "puS", NUMBER),
+    ENTRY(pool_move, "psuu", NUMBER),
 };
