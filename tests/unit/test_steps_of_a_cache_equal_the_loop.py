@@ -225,6 +225,21 @@ def test_under_pressure_a_step_is_done_or_was_never_there(pool: int, seed: int) 
     assert hits > 20
 
 
+def test_a_step_of_several_groups_without_room_holds_nothing() -> None:
+    """What was reserved for the requests before the one without room goes back, in every group."""
+    groups = [Group.full("kv", 64), Group.full("more", 64)]
+    with PrefixCache(groups, [IndexTier([64, 20])], page_tokens=PAGE) as cache:
+        prompts = [np.full(16, row, np.int32) for row in range(3)]
+        leases = cache.lease_many(cache.match_many(prompts))
+        before = shown(cache)
+        with pytest.raises(CapacityError, match=r"request 2 of the batch: .*'more'"):
+            cache.insert_many(prompts, leases)
+        assert shown(cache) == before
+        cache.check()
+        assert cache.insert_many(prompts[:2], leases[:2]).created_pages.tolist() == [8, 8]
+        cache.release_many(leases)
+
+
 def shared(blocks: int = 64) -> PrefixCache:
     """A cache of slots that an engine allocates."""
     kv = [Group.full("kv", 64)]
