@@ -132,13 +132,19 @@ def drain(tree: TreeCore, dropped: deque[int]) -> int:
 
 def leases_of(home: Home, cursors: CursorRows, mask: int) -> list[Lease]:
     """A lease for each cursor, all or none, in one crossing; what it pins ends where it ends."""
-    numbers, ends = home.tree.lease_many(cursors, mask)
-    leases: list[Lease] = []
-    make = Lease.__new__
-    for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
-        lease = make(Lease)
-        lease._home, lease._id, lease.cursor = home, number, _tuple(Cursor, end)
-        leases.append(lease)
+    taken, ends = home.tree.lease_many(cursors, mask)
+    numbers, leases, make = taken.tolist(), [], Lease.__new__
+    try:
+        for number, end in zip(numbers, ends.tolist(), strict=True):
+            lease = make(Lease)
+            lease._id = 0
+            lease._home, lease.cursor = home, _tuple(Cursor, end)
+            leases.append(lease)
+            lease._id = number  # its own from here on: dropped with it
+    except BaseException:
+        held = {lease._id for lease in leases}
+        home.dropped.extend(number for number in numbers if number not in held)
+        raise
     return leases
 
 
