@@ -429,7 +429,7 @@ static void draw_nodes(const rdx_tree *t, uint32_t column, uint32_t drawn[DRAWS]
 static uint32_t density_choose(rdx_tree *t, uint32_t column) {
     struct density *d = density_of(t, column);
     d->room = t->lists[column].resident;
-    uint32_t best = rdx_policy_head(t, column, 0);
+    uint32_t best = rdx_oldest_leaf(t, column);
     if (d->pause || best == NIL) {
         return best; /* what was used longest ago */
     }
@@ -494,6 +494,11 @@ static int density_reserve(rdx_tree *t, uint32_t column, uint32_t nodes) {
     return RDX_OK;
 }
 
+static uint64_t density_bytes(const rdx_tree *t, uint32_t column) {
+    const struct density *d = density_of(t, column);
+    return sizeof(*d) + d->room_ghosts * (sizeof(ghost) + 2 * sizeof(uint32_t));
+}
+
 static void density_free(rdx_tree *t, uint32_t column) {
     struct density *d = density_of(t, column);
     if (d) {
@@ -550,5 +555,7 @@ const policy rdx_policy_density = {.came = density_came,
                                    .choose = density_choose,
                                    .reserve = density_reserve,
                                    .free = density_free,
+                                   .bytes = density_bytes,
                                    .fault = density_fault,
-                                   .keyed = true};
+                                   .keyed = true,
+                                   .drawn = true};

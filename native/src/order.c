@@ -291,6 +291,10 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column) {
     if (t->policy && !is_sparse(t, column)) {
         return rdx_policy_victim(t, column);
     }
+    return rdx_oldest_leaf(t, column);
+}
+
+uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column) {
     for (;;) {
         uint32_t i = t->lists[column].head;
         if (i == NIL || is_sparse(t, column) || cell_at(t, i, column)->kids == 0) {

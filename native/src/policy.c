@@ -67,7 +67,12 @@ static void sift_down(rdx_tree *t, uint32_t column, uint32_t queue, uint32_t pla
 static void heap_add(rdx_tree *t, uint32_t i, uint32_t column) {
     policy_column *c = &t->policy->columns[column];
     uint32_t queue = mark_at(t, i, column)->queue;
-    sift_up(t, column, queue, c->count[queue]++, i);
+    uint32_t place = c->count[queue]++;
+    if (t->policy->rule->drawn) {
+        put(t, column, queue, place, i);
+    } else {
+        sift_up(t, column, queue, place, i);
+    }
 }
 
 static void heap_remove(rdx_tree *t, uint32_t i, uint32_t column) {
@@ -75,7 +80,9 @@ static void heap_remove(rdx_tree *t, uint32_t i, uint32_t column) {
     mark *m = mark_at(t, i, column);
     uint32_t place = m->place;
     uint32_t last = c->queue[m->queue][--c->count[m->queue]];
-    if (last != i) {
+    if (last != i && t->policy->rule->drawn) {
+        put(t, column, m->queue, place, last);
+    } else if (last != i) {
         sift_up(t, column, m->queue, place, last);
         sift_down(t, column, m->queue, mark_at(t, last, column)->place, last);
     }
@@ -177,7 +184,7 @@ void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
             bool again = !m->fresh && !t->uncounted && m->last <= since;
             m->uses += again;
             m->fresh = 0;
-            bool stands = m->place != NIL;
+            bool stands = m->place != NIL && !rule->drawn;
             if (stands) {
                 heap_remove(t, i, c); /* the time of its last use decides, too */
             }
@@ -293,11 +300,15 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
 }
 
 uint64_t rdx_policy_bytes(const rdx_tree *t) {
-    uint64_t full = 0;
-    for (uint32_t c = 0; c < t->columns; c++) {
-        full += !is_sparse(t, c);
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; t->policy && c < t->columns; c++) {
+        bytes += (uint64_t)t->policy->nodes * sizeof(mark);
+        if (!is_sparse(t, c)) {
+            bytes += (uint64_t)t->policy->nodes * QUEUES * 4;
+            bytes += t->policy->rule->bytes ? t->policy->rule->bytes(t, c) : 0;
+        }
     }
-    return t->policy ? t->policy->nodes * (t->columns * sizeof(mark) + full * QUEUES * 4) : 0;
+    return bytes;
 }
 
 /* ---------------------------------------------------------------- check */
@@ -315,7 +326,8 @@ const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where
             if (cell_at(t, i, column)->listed != LISTED_LIVE) {
                 return "stands in a queue and not in the list";
             }
-            if (at && goes_before(t, column, i, c->queue[q][(at - 1) / 4])) {
+            if (at && !t->policy->rule->drawn &&
+                goes_before(t, column, i, c->queue[q][(at - 1) / 4])) {
                 return "goes before what stands above it";
             }
         }

@@ -18,7 +18,7 @@ typedef struct mark {
 struct density;
 
 typedef struct policy_column {
-    uint32_t *queue[QUEUES]; /* heaps of what the column's list of the living holds */
+    uint32_t *queue[QUEUES]; /* what the column's list of the living holds, heaps unless drawn */
     uint32_t count[QUEUES];
     uint64_t resident[QUEUES]; /* blocks of nodes whose mark names the queue, listed or not */
     uint64_t came;             /* nodes that came so far */
@@ -43,8 +43,10 @@ typedef struct policy {
     uint32_t (*choose)(rdx_tree *t, uint32_t column);
     int (*reserve)(rdx_tree *t, uint32_t column, uint32_t nodes);
     void (*free)(rdx_tree *t, uint32_t column);
+    uint64_t (*bytes)(const rdx_tree *t, uint32_t column); /* beside marks and queues */
     const char *(*fault)(const rdx_tree *t, uint32_t column);
     bool keyed; /* it needs to know pages again */
+    bool drawn; /* queues have no order: their nodes are drawn from */
 } policy;
 
 struct policy_state {

@@ -389,6 +389,8 @@ void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, ui
                      uint32_t listed);
 /* The node of which blocks go next, or NIL. */
 uint32_t rdx_next_victim(rdx_tree *t, uint32_t column);
+/* The leaf that was used longest ago and is not dead (where groups are not full: node), or NIL. */
+uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */

@@ -15,6 +15,7 @@ from radix import Largest, PrefixCache, Waiter, Waiting, pool_sizes
 from radix.errors import CapacityError, NeverFitsError, RequestError, StaleError
 from radix.lease import Lease
 from radix.policy.checkpoint import Checkpoints
+from radix.policy.eviction import NATIVE_POLICIES
 from radix.policy.limits import Breaker, Limits, Patience
 from radix.prefetching import Prefetch
 from radix.request import Request
@@ -68,6 +69,7 @@ class World:
             [IndexTier([size + rng.choice((0, 0, 1, 4)) for size in sizes]), *self.faulty],
             page_tokens=self.page,
             write=rng.choice(("write_through", "write_back", "none")),
+            policy=rng.choice(NATIVE_POLICIES),
             events=rng.random() < 0.5,
             checkpoints=Checkpoints(rng.choice((0, 8)), rng.choice((None, 2))),
             limits=self._limits(),
