@@ -57,6 +57,8 @@ class FlatCore:
     def lease(self, nodes: Handles) -> Handles:
         """A lease for each node; all or none (``StaleError`` if one is gone)."""
         out = np.empty(len(nodes), np.uint64)
+        if not len(nodes):
+            return out
         raise_status(
             lib.rdx_flat_lease(self.tree.native, _handles(nodes), len(nodes), _handles(out))
         )

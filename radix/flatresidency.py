@@ -24,6 +24,7 @@ from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
 GONE = ("corrupt", "failed", "reset")
+_OFF = TierMode.OFF  # members of an Enum are slow to look up
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: no two words become one
 
 
@@ -81,9 +82,10 @@ class FlatResidency(Residency):
 
     def where(self, core: FlatCore, nodes: Handles, group: int) -> Slots:
         """The first readable tier that has each key's block, -1 where none. Cost: keys x tiers."""
-        found = np.full(len(nodes), -1, np.int32)
+        found = np.empty(len(nodes), np.int32)
+        found.fill(-1)
         for number in range(len(self.tiers) - 1, -1, -1):
-            if self.tiers[number].mode is not TierMode.OFF:
+            if self.tiers[number].mode is not _OFF:
                 have = core.slots(nodes, self.tree.column(group, number)) != NO_SLOT
                 found[have] = number
         return found
@@ -99,20 +101,23 @@ class FlatResidency(Residency):
         """
         canonical = self.core(root).insert(keys, self.tree.column(group, tier), slots)
         taken = self._settle(tier, group, slots, canonical)
-        self.tell_stored(root, group, tier, keys[taken], positions[taken])
+        if self.events is not None:
+            self.tell_stored(root, group, tier, keys[taken], positions[taken])
         return canonical
 
     def fasten(self, move: FlatMove, tier: int, good: Mask, slots: Slots) -> None:
         """A copy of the ``good`` blocks of a move ended in ``tier``: nothing becomes younger by it.
         What did not arrive goes back to the tier.
         """
-        if good.any():
-            column = self.tree.column(move.group, tier)
-            canonical = self.core(move.root).attach(move.nodes[good], column, slots[good])
-            taken = self._settle(tier, move.group, slots[good], canonical)
-            keys, positions = move.keys[good][taken], move.positions[good][taken]
-            self.tell_stored(move.root, move.group, tier, keys, positions)
-        if not good.all():
+        arrived = np.count_nonzero(good)
+        if arrived:
+            column, final = self.tree.column(move.group, tier), slots[good]
+            canonical = self.core(move.root).attach(move.nodes[good], column, final)
+            taken = self._settle(tier, move.group, final, canonical)
+            if self.events is not None:
+                keys, positions = move.keys[good][taken], move.positions[good][taken]
+                self.tell_stored(move.root, move.group, tier, keys, positions)
+        if arrived < len(good):
             self.tiers[tier].abort(move.group, slots[~good])
 
     def take_out(self, move: FlatMove, tier: int, bad: Mask, reason: str) -> None:

@@ -324,9 +324,10 @@ class Jobs(ABC, Generic[M]):
         """Gives up loads whose deadline has passed, cancelled or not: by owner that he had. They go
         on owning what they write until they end, if ever; slots that the engine lent stay on loan.
         """
-        bound, now = self.limits.load_deadline, self.now()
+        bound = self.limits.load_deadline
         if bound.endless:
             return {}
+        now = self.now()
         given_up: dict[int, list[Job[M]]] = {}
         for job in self.jobs.values():
             told = job.late if job.move.target >= 0 else job.cancelled
@@ -472,8 +473,7 @@ class Jobs(ABC, Generic[M]):
             self.residency.metrics.add((stage, what, *names), blocks)
 
     def _account(self, job: Job[M], done: TransferDone) -> None:
-        move = job.move
-        lower = max(move.source, move.target)
+        move, lower = job.move, job.lower
         stage = "store" if job.storing else "load"
         good = int(np.count_nonzero(done.good))  # in a tenth of what sum() takes
         self.count("blocks", lower, move.group, good, stage)

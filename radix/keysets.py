@@ -83,7 +83,9 @@ def keys_of(name: str, keys: object, width: int) -> Keys:
 def positions_of(positions: object, count: int) -> Pages:
     """Positions of keys (blocks before each in its request) as int64; -1 where unknown."""
     if positions is None:
-        return np.full(count, -1, np.int64)
+        unknown = np.empty(count, np.int64)
+        unknown.fill(-1)
+        return unknown
     array = np.asarray(positions)
     if array.shape != (count,):
         raise ValueError(f"positions must have the shape ({count},), not {array.shape}")
@@ -109,8 +111,10 @@ def deepest_first(positions: Pages) -> npt.NDArray[np.int64]:
 
     Without positions a set stands in the order of its prompt. Cost: the keys.
     """
+    if len(positions) < 2:
+        return np.zeros(len(positions), np.int64)
     last_first = np.arange(len(positions) - 1, -1, -1, dtype=np.int64)
-    if not len(positions) or int(positions.max()) < 0:
+    if int(positions.max()) < 0:
         return last_first
     order: npt.NDArray[np.int64] = last_first[np.argsort(-positions[last_first], kind="stable")]
     return order
@@ -118,8 +122,8 @@ def deepest_first(positions: Pages) -> npt.NDArray[np.int64]:
 
 def names_of(keys: Keys) -> list[bytes]:
     """Each key as bytes. Cost: the keys."""
-    if not len(keys):
-        return []
+    if len(keys) < 2:
+        return [keys.tobytes()] if len(keys) else []
     names: list[bytes] = keys.view(f"V{keys.shape[1]}").ravel().tolist()
     return names
 

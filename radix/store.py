@@ -289,12 +289,11 @@ class FlatStore(FlatAsking):
         order = deepest_first(places)
         with self.gate:
             root, _ = self._space(namespace)
-            self._again(root, asked[order], places[order])
+            asked, places = asked[order], places[order]  # copies: the caller's may change
+            self._again(root, asked, places)
             number = self.transfers.new_number()
             good = np.zeros(len(asked), np.bool_)
-            offer = Offer(
-                root, group, -1, asked[order], places[order], lent[order], number, good, order
-            )
+            offer = Offer(root, group, -1, asked, places, lent[order], number, good, order)
             self.transfers.offer(number, offer)
             return number
 
@@ -342,7 +341,7 @@ class FlatStore(FlatAsking):
         """
         count = len(keys_of("keys", keys, self.key_bytes))
         lent = self._rows(rows, count, self._group(group))
-        if len(np.unique(lent)) != count or self.transfers.writes_to(group, lent):
+        if (count > 1 and len(np.unique(lent)) != count) or self.transfers.writes_to(group, lent):
             raise ValueError("rows: two loads into one row")
         return self._climb(keys, lent, group, namespace, positions, urgency)
 
