@@ -42,6 +42,7 @@ _LOG = logging.getLogger("radix.service")
 _GRACE_S = 10.0
 _FIRST_PAUSE_S = 0.0001
 _MOST_PAUSE_S = 0.002
+_PAUSES = 8  # a pause is this part of what was waited: an end is noticed so much later at most
 _MOST_EVENTS = 1024
 
 
@@ -245,16 +246,17 @@ class BlockingStore:
         """
         self._polling = True
         try:
-            pause_s = _FIRST_PAUSE_S
+            since = time.monotonic()
             while True:
                 if self._poll():
-                    pause_s = _FIRST_PAUSE_S
+                    since = time.monotonic()
                 left_s = _left(deadline)
                 over = left_s is not None and left_s <= 0
                 if number in self._ended or self._broken or over:
                     return
+                waited_s = time.monotonic() - since
+                pause_s = min(max(_FIRST_PAUSE_S, waited_s / _PAUSES), _MOST_PAUSE_S)
                 self._turn.wait(pause_s if left_s is None else min(pause_s, left_s))
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         finally:
             self._polling = False
             self._turn.notify_all()  # the next of those that wait polls on
