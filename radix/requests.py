@@ -272,18 +272,18 @@ class Requests:
         behind = self.loading.behind_tokens
         needed = [blocks_needed(rule, total, work.chunk, behind) for rule in rules]
         counts = [0] * len(rules)
+        owned = [len(held.private()) for held in work.held]
         for group, held in enumerate(work.held):
-            if held.rule.per_position:
-                continue
-            owned = len(held.private())
-            if held.reuses:
-                counts[group] = self._more(work, group, needed[group] - owned, pages)
+            if held.rule.per_position or held.reuses:
                 continue
             last = -(-pages // held.rule.block_pages) * held.rule.block_pages
             counts[group] = len(held.ends(len(held.slots), last))
             if not held.rule.everywhere:
-                needed[group] = owned + counts[group]  # what fell behind was given back
-        check_fits(self.residency, needed)
+                needed[group] = owned[group] + counts[group]  # what fell behind was given back
+        check_fits(self.residency, needed)  # before a window is left: nothing has changed
+        for group, held in enumerate(work.held):
+            if held.reuses and not held.rule.per_position:
+                counts[group] = self._more(work, group, needed[group] - owned[group], pages)
         try:
             more = reserve_all(self.residency, counts)
         except CapacityError:
