@@ -26,12 +26,19 @@ def storm(seed: int, steps: int, *, mixed: bool) -> MemoryMachine:
         return now[0]
 
     rates = {name: Rate(rng.choice((0.0, 1.0)), 10.0 ** rng.randint(0, 6)) for name in NAMES}
+    if rng.random() < 0.7:  # tiers that are written, and whose loads turn out to be slow
+        rates = {name: Rate(0.0, 10.0 ** rng.randint(3, 9)) for name in NAMES}
     machine.options |= {
-        "economy": Economy(10.0 ** rng.randint(1, 6), rates, rng.choice((1, 8, 64))),
+        "economy": Economy(10.0 ** rng.randint(1, 4), rates, rng.choice((8, 64, 1024))),
         "write": rng.choice(("write_through", "write_back", "write_after")),
         "clock": clock,
     }
-    memory_storm(machine, rng, seed, steps, mixed=mixed, least_tiers=2)
+
+    def forget() -> None:
+        if rng.random() < 0.25:
+            machine.rig.empty(0)  # what is hit then lies below
+
+    memory_storm(machine, rng, seed, steps, mixed=mixed, least_tiers=2, after=forget)
     return machine
 
 
