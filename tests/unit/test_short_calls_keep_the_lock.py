@@ -8,6 +8,7 @@ only where a call lets go. A call that does is seen to be seen first.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -41,6 +42,8 @@ def gives_up_the_lock(call: Callable[[], object]) -> bool:
     while not thread.ident:
         time.sleep(0.001)
     time.sleep(0.02)  # it waits for `start` by now
+    gc.collect()
+    gc.disable()  # what earlier tests left behind may let go of the lock where it ends
     sys.setswitchinterval(NEVER_S)
     try:
         start.release()
@@ -52,6 +55,7 @@ def gives_up_the_lock(call: Callable[[], object]) -> bool:
             call()
         return bool(ran)
     finally:
+        gc.enable()
         sys.setswitchinterval(forced)
         thread.join()
 
