@@ -204,7 +204,8 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     index.add_argument(
         "--policy",
         metavar="NAME,...",
-        help="eviction policies: lru, and optimal, which knows the future (lru,optimal)",
+        help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, which "
+        f"knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
     )
     _add_model_arguments(replay)
     tiered = replay.add_argument_group("with real bytes")
