@@ -204,8 +204,8 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     index.add_argument(
         "--policy",
         metavar="NAME,...",
-        help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, which "
-        f"knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
+        help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, "
+        f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
     )
     _add_model_arguments(replay)
     tiered = replay.add_argument_group("with real bytes")

@@ -75,10 +75,11 @@ class DiskHealth:
 
     def refused_reads(self, move: Move) -> npt.NDArray[np.bool_]:
         """Which blocks count as gone because their path has refused several reads in a row."""
-        refused = np.isin(move.statuses, (lib.RDX_EIO, lib.RDX_EARG))
-        for path in np.unique(self._paths_of(move, move.statuses == lib.RDX_OK)).tolist():
-            self._read_failures[path] = 0
-        if not refused.any():
+        refused = (move.statuses == lib.RDX_EIO) | (move.statuses == lib.RDX_EARG)
+        if self._read_failures:
+            for path in np.unique(self._paths_of(move, move.statuses == lib.RDX_OK)).tolist():
+                self._read_failures.pop(path, None)
+        if not np.count_nonzero(refused):
             return refused
         paths = np.zeros(move.count, np.int64)
         paths[refused] = self._paths_of(move, refused)

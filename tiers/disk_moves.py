@@ -153,6 +153,8 @@ def file_order(
     """In which order to move blocks that lie there: as they lie in a file, so that neighbours are
     moved as one piece; of several files a piece of each in turn, so that several drives are busy.
     """
+    if len(fds) < 2:
+        return np.zeros(len(fds), np.int64)
     order = np.lexsort((places, fds))
     if not len(fds) or fds.min() == fds.max():
         return order

@@ -465,13 +465,13 @@ class DiskTransfers:
             # The last layer to end stands for all of them.
             del self._layered[move.transfer.job]
             move.statuses, move.nbytes = layered.statuses, layered.nbytes
+        good = move.statuses == lib.RDX_OK
         move.upper.arrived(
             move.transfer.group,
-            np.asarray(move.transfer.upper_slots)[move.statuses == lib.RDX_OK],
+            np.asarray(move.transfer.upper_slots)[good],
             move.cut.view if layered is None else layered.view,
         )
-        good = move.statuses == lib.RDX_OK
-        corrupt = np.isin(move.statuses, (lib.RDX_ECORRUPT, lib.RDX_ESHORT))
+        corrupt = (move.statuses == lib.RDX_ECORRUPT) | (move.statuses == lib.RDX_ESHORT)
         corrupt |= self._health.refused_reads(move)
         loaded, wrong = int(np.count_nonzero(good)), int(np.count_nonzero(corrupt))
         self.counts.loaded += loaded

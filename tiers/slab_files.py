@@ -103,6 +103,10 @@ class SlabFiles:
 
         Cost: the segments, Python only for distinct ones. Raises ``OSError``.
         """
+        if len(segments) == 1:
+            path, file, offset = self._where(int(segments[0]))
+            descriptor = self._descriptor(path, file)
+            return np.array([descriptor], np.int32), np.array([offset], np.uint64)
         distinct, inverse = np.unique(segments, return_inverse=True)
         fds = np.empty(len(distinct), np.int32)
         offsets = np.empty(len(distinct), np.uint64)
