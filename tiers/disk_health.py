@@ -75,7 +75,8 @@ class DiskHealth:
 
     def refused_reads(self, move: Move) -> npt.NDArray[np.bool_]:
         """Which blocks count as gone because their path has refused several reads in a row."""
-        refused = (move.statuses == lib.RDX_EIO) | (move.statuses == lib.RDX_EARG)
+        statuses = move.statuses
+        refused: npt.NDArray[np.bool_] = (statuses == lib.RDX_EIO) | (statuses == lib.RDX_EARG)
         if self._read_failures:
             for path in np.unique(self._paths_of(move, move.statuses == lib.RDX_OK)).tolist():
                 self._read_failures.pop(path, None)
