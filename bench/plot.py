@@ -8,6 +8,7 @@ is not in the report.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ COLOURS = {
 _OTHER = "#6c4fa3"
 _COLUMNS = 2
 _LEAST_INCHES, _INCHES_A_ROW = 3.2, 0.17
+_AT_A_SIZE = re.compile(r"(.+), of ([\d,]+) (\w+)")
 
 
 def plot_report(report: dict[str, Any], path: str | Path) -> None:
@@ -60,6 +62,9 @@ def plot_report(report: dict[str, Any], path: str | Path) -> None:
     figure.suptitle(f"{machine['cpu']}, {machine['cores']} cores, {size}", fontsize=11)
     for number, (block, unit, rows) in enumerate(panels):
         axes = figure.add_subplot(grid[number // _COLUMNS, number % _COLUMNS])
+        if all(_AT_A_SIZE.fullmatch(row["name"]) for row in rows):
+            _draw_against_size(axes, block, unit, rows)
+            continue
         _draw(axes, block, unit, rows)
         if "columns" in block:  # ours and a peer's may lie a hundred times apart
             axes.set_xscale("log")
@@ -82,6 +87,38 @@ def _draw(axes: Axes, block: dict[str, Any], unit: str, rows: Sequence[dict[str,
     for place, row in zip(places, rows, strict=True):
         if target := targets.get(row["name"]):
             axes.plot([target["value"]] * 2, [place - 0.45, place + 0.45], color="#c0392b", lw=2)
+
+
+def _draw_against_size(
+    axes: Axes, block: dict[str, Any], unit: str, rows: Sequence[dict[str, Any]]
+) -> None:
+    """A line for each operation over the sizes at which it was measured, both in decades; a mark
+    where a target stands.
+    """
+    targets = {each["name"]: each["value"] for each in block["targets"]}
+    lines: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    of = ""
+    for row in rows:
+        operation, size, of = _AT_A_SIZE.fullmatch(row["name"]).groups()  # type: ignore[union-attr]
+        lines.setdefault(operation, []).append((int(size.replace(",", "")), row))
+    for operation, points in lines.items():
+        places = [size for size, _ in points]
+        medians = [row["median"] for _, row in points]
+        low = [row["median"] - min(row["samples"]) for _, row in points]
+        high = [max(row["samples"]) - row["median"] for _, row in points]
+        drawn = axes.errorbar(
+            places, medians, yerr=[low, high], marker="o", ms=3, capsize=2, label=operation
+        )
+        for size, row in points:
+            if row["name"] in targets:
+                colour = drawn.lines[0].get_color()
+                axes.plot([size], [targets[row["name"]]], marker="_", ms=14, mew=2, color=colour)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"{of} (a dash is a target)", fontsize=8)
+    axes.set_ylabel(unit, fontsize=8)
+    axes.legend(fontsize=7)
+    axes.set_title(block["title"], fontsize=9)
 
 
 def main(arguments: Sequence[str]) -> int:

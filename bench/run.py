@@ -15,6 +15,7 @@ from bench.machine import machine_block, versions_block
 from bench.measure import Benchmark, Place, Skip
 from bench.registry import BENCHMARKS, BY_NAME, with_peers
 from bench.report import benchmark_block, lines_of, markdown_of, report_block, skipped_block
+from bench.summary import summary_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = report_block(machine, versions_block(), blocks, options.smoke)
     print(f"digest of all results: {report['digest']}", file=shown)
     if options.markdown:
-        print(markdown_of(report), file=shown)
+        print(markdown_of(report), summary_of(report), sep="\n\n", file=shown)
     text = json.dumps(report, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
@@ -79,7 +80,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
     parser.add_argument("--json", metavar="FILE", help="write the report; - for standard output")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the README too")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables of the READMEs too"
+    )
     parser.add_argument("--list", action="store_true", help="name the benchmarks and stop")
     parser.add_argument(
         "--data", metavar="DIR", help="where the disk benchmarks write (default: temporary files)"

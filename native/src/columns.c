@@ -263,6 +263,25 @@ static uint32_t attach_run(cell *k, const part *p) {
     return got;
 }
 
+/* Slots that are there; counted in a register, so that the loop is done several at a time. */
+static uint32_t count_slots(const int32_t *slots, uint32_t n) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        count += slots[i] != RDX_NO_SLOT;
+    }
+    return count;
+}
+
+/* Slots of pages [a, b) of an edge: those that lie in the interval, and none for the others. */
+static void copy_slots(const cell *k, const int32_t *have, uint32_t a, uint32_t b, int32_t *out) {
+    uint32_t lo = k->lo < a ? a : k->lo > b ? b : k->lo;
+    uint32_t hi = k->hi > b ? b : k->hi < lo ? lo : k->hi;
+    memset(out, 0xff, (size_t)(lo - a) * 4);
+    memcpy(out + (lo - a), have + lo, (size_t)(hi - lo) * 4);
+    memset(out + (hi - a), 0xff, (size_t)(b - hi) * 4);
+}
+_Static_assert(RDX_NO_SLOT == -1, "none is all bits set");
+
 static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part *p,
                             uint32_t *duplicates) {
     node *x = node_at(t, i);
@@ -270,9 +289,9 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
     uint32_t before = k->hi - k->lo;
     uint32_t got = 0;
     if (before) {
-        for (uint32_t at = p->a > k->lo ? p->a : k->lo; at < (p->b < k->hi ? p->b : k->hi); at++) {
-            *duplicates += p->offer[at - p->a] != RDX_NO_SLOT;
-        }
+        uint32_t lo = p->a > k->lo ? p->a : k->lo;
+        uint32_t hi = p->b < k->hi ? p->b : k->hi;
+        *duplicates += lo < hi ? count_slots(p->offer + (lo - p->a), hi - lo) : 0;
         for (uint32_t at = p->b < k->lo ? p->b : k->lo; at > p->a; at--) {
             got += attach_one(k, p, at - 1);
         }
@@ -286,11 +305,7 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
         got += attach_one(k, p, at);
     }
     if (p->canonical) {
-        uint32_t lo = k->lo < p->a ? p->a : k->lo;
-        uint32_t hi = k->hi > p->b ? p->b : k->hi;
-        for (uint32_t at = p->a; at < p->b; at++) {
-            p->canonical[at - p->a] = at >= lo && at < hi ? p->have[at] : RDX_NO_SLOT;
-        }
+        copy_slots(k, p->have, p->a, p->b, p->canonical);
     }
     if (got) {
         t->lists[column].resident += got;
@@ -396,9 +411,8 @@ void rdx_read_slots(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t fir
         const int32_t *s = slots_at(t, x, column);
         uint32_t lo = x->start > first ? x->start : first;
         uint32_t hi = x->start + x->len < first + n ? x->start + x->len : first + n;
-        for (uint32_t p = lo; p < hi; p++) {
-            uint32_t in = p - x->start;
-            out[p - first] = in >= k->lo && in < k->hi ? s[in] : RDX_NO_SLOT;
+        if (lo < hi) {
+            copy_slots(k, s, lo - x->start, hi - x->start, out + (lo - first));
         }
         if (x->start <= first) {
             break;

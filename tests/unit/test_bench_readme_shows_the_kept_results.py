@@ -13,6 +13,7 @@ import pytest
 
 from bench.registry import BY_NAME, with_peers
 from bench.report import SCHEMA_VERSION, markdown_of
+from bench.summary import compared, summary_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 README = (BENCH / "README.md").read_text(encoding="utf-8")
@@ -27,6 +28,13 @@ def report_of(path: Path) -> dict[str, Any]:
 def test_table_is_that_of_the_run_that_is_named() -> None:
     (name,) = re.findall(r"^`results/([\w.-]+)`:", README, re.MULTILINE)
     assert markdown_of(report_of(BENCH / "results" / name)) in README
+
+
+def test_readme_of_the_project_shows_where_peers_stand() -> None:
+    (name,) = re.findall(r"^`results/([\w.-]+)`:", README, re.MULTILINE)
+    report = report_of(BENCH / "results" / name)
+    assert summary_of(report) in (BENCH.parent / "README.md").read_text(encoding="utf-8")
+    assert any(each.times < 1 for each in compared(report)), "a peer wins nothing: look twice"
 
 
 def test_every_benchmark_is_explained_where_people_look() -> None:
