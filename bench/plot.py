@@ -99,8 +99,9 @@ def _draw_against_size(
     lines: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     of = ""
     for row in rows:
-        operation, size, of = _AT_A_SIZE.fullmatch(row["name"]).groups()  # type: ignore[union-attr]
-        lines.setdefault(operation, []).append((int(size.replace(",", "")), row))
+        if (found := _AT_A_SIZE.fullmatch(row["name"])) is not None:
+            operation, size, of = found.groups()
+            lines.setdefault(operation, []).append((int(size.replace(",", "")), row))
     for operation, points in lines.items():
         places = [size for size, _ in points]
         medians = [row["median"] for _, row in points]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from bench.measure import OURS
 
 Json = dict[str, Any]
+PEERS = ("sglang-rust", "sglang-python", "sglang-radix", "vllm", "dynamo", "lmcache")
 SHOWN = ("trees", "vllm", "dynamo", "lmcache")  # those whose targets stand in the first table
 MOST_LOST = 100
 
@@ -39,11 +40,11 @@ def compared(report: Json) -> Iterator[Beside]:
         targets = {each["name"]: each for each in block.get("targets", ())}
         for each in block.get("ratios", ()):
             one, other = rows.get(each["name"]), rows.get(each["to"])
-            if "columns" not in block or not one or not other:
-                continue
-            if (one["subject"] == OURS) == (other["subject"] == OURS):
+            if not one or not other:
                 continue
             theirs, ours = (other, one) if one["subject"] == OURS else (one, other)
+            if ours["subject"] != OURS or theirs["subject"] not in PEERS:
+                continue
             operation, _, whose = ours["name"].rpartition(", ")
             target = targets.get(f"{each['name']} / {each['to']}")
             yield Beside(

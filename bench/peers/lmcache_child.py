@@ -58,7 +58,8 @@ class LmcacheBytes:
             local_cpu=True,
             max_local_cpu_size=gib,
             local_disk=str(folder),
-            max_local_disk_size=gib,
+            # what was removed goes on counting there: after some rounds it would take no more
+            max_local_disk_size=64 * gib,
         )
         self._pool = MixedMemoryAllocator(rows.nbytes + 64 * chunk)
         self._memory = LocalCPUBackend(

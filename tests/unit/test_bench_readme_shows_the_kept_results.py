@@ -48,7 +48,9 @@ def test_kept_run_is_whole_and_names_no_machine(path: Path) -> None:
     assert report["schema_version"] == SCHEMA_VERSION
     assert report["smoke"] is False
     assert [block["name"] for block in report["benchmarks"]] == list(with_peers())
-    assert not any("skipped" in block or "missing" in block for block in report["benchmarks"])
+    missing = {name for block in report["benchmarks"] for name in block.get("missing", ())}
+    assert missing <= {"a second drive"}, "that machine has one"
+    assert not any("skipped" in block for block in report["benchmarks"])
     assert not re.search(r'"[^"]*/(?:home|tmp|root|work)/', path.read_text())
 
 
