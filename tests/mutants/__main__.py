@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.mutants.mutation import ROOT, Mutation, RottenError, mutations
 
-LEFT_OUT = (".*", "__pycache__", "build", "dist", "demo-report", "bench", "docs", "*.egg-info")
+LEFT_OUT = (".*", "__pycache__", "build", "dist", "demo-report", "docs", "*.egg-info")
 OBJECTS = "build/native-release"
 LIMIT_S = 120.0
 NATIVE = "radix/_native.abi3.so"
