@@ -14,7 +14,6 @@ from bench.measure import OURS
 Json = dict[str, Any]
 PEERS = ("sglang-rust", "sglang-python", "sglang-radix", "vllm", "dynamo", "lmcache")
 SHOWN = ("trees", "vllm", "dynamo", "lmcache")  # those whose targets stand in the first table
-MOST_LOST = 100
 
 
 class Beside(NamedTuple):
@@ -78,7 +77,7 @@ def summary_of(report: Json) -> str:
         "",
         "| operation | peer | theirs | ours | times |",
         "|---|---|---:|---:|---:|",
-        *(_cells(each) for each in lost[:MOST_LOST]),
+        *(_cells(each) for each in lost),
     ]
     return "\n".join(lines)
 

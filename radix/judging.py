@@ -13,7 +13,14 @@ from radix.content import Prompt
 from radix.events import Event, LoadDecided, PersistDecided, TransferEvent
 from radix.misses import hits_down_to, sources
 from radix.plan import Cursor, LoadDecision, PersistDecision
-from radix.policy.cost import Candidate, Compute, Economy, Hop, decide_load
+from radix.policy.cost import (
+    Candidate,
+    Compute,
+    Economy,
+    Hop,
+    decide_load,
+    decide_persist,
+)
 from radix.policy.rates import Rates
 from radix.transfers import Transfers
 
@@ -143,9 +150,7 @@ class Judge:
                 nbytes += max(0, blocks - first) * group.block_bytes
         name = self._residency.tiers[tier].name
         rate = self._rates.now()[name]
-        verdict = PersistDecision(
-            name, nbytes, rate.seconds(nbytes), self._compute.seconds(0, tokens)
-        )
+        verdict = decide_persist(name, nbytes, 0, tokens, self._compute, rate)
         known = self._verdicts.get(tier)
         if known is None or known.keep != verdict.keep:
             self._verdicts[tier] = verdict

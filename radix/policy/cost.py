@@ -167,8 +167,7 @@ def decide_persist(
     tier: str, nbytes: int, first: int, end: int, compute: Compute, rate: Rate
 ) -> PersistDecision:
     """Whether ``nbytes`` that save computing the tokens of [first, end) are worth keeping in a
-    tier that is read at ``rate``: of a block its tokens, of a snapshot all since the one before.
-
-    The latency is not charged: what is loaded together pays it once. Cost: O(1).
+    tier that is read at ``rate``: of a prefix all its tokens, of a snapshot all since the one
+    before. Cost: O(1).
     """
-    return PersistDecision(tier, nbytes, nbytes / rate.bytes_per_s, compute.seconds(first, end))
+    return PersistDecision(tier, nbytes, rate.seconds(nbytes), compute.seconds(first, end))

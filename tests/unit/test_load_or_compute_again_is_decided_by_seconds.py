@@ -99,7 +99,7 @@ def test_decision_is_the_best_of_the_whole_table(
 def test_state_that_is_cheaper_to_compute_is_not_worth_its_place() -> None:
     rate = Rate(0.5, 1e6)
     shallow = decide_persist("disk", 2 * 10**6, 0, 1, SECOND, rate)
-    assert (shallow.load_s, shallow.compute_s, shallow.keep) == (2.0, 1.0, False)
+    assert (shallow.load_s, shallow.compute_s, shallow.keep) == (2.5, 1.0, False)
     assert decide_persist("disk", 2 * 10**6, 0, 3, SECOND, rate).keep
     deep = Compute(1000.0, Cost(1000.0, 10.0))
     assert not decide_persist("disk", 2 * 10**6, 0, 1, deep, rate).keep
