@@ -1,96 +1,31 @@
-"""The command line: `radix replay` on recorded traffic and `radix demo` on made-up traffic.
+"""The command line: each command stands in a module of `radix.commands`.
 
-Kept here: results go to standard output, progress and errors to standard error; bad input ends with
-exit status 2 and one line that names file, line and field, before anything is written; a check that
-failed ends with 1, an interrupt with 130. Parts that need the native cache, torch or matplotlib are
-imported only by the commands that use them.
+Kept here: bad input ends with exit status 2 and one line that names file, line and field, before
+anything is written; a check that failed ends with 1, an interrupt with 130. What a command needs
+beyond its options is imported when it runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
 
 from radix import __version__
-from radix.errors import CacheError
-from radix.replay.chains import Chains, encode_chains
-from radix.replay.checkpoints import parse_checkpoints
-from radix.replay.model_files import model_of
-from radix.replay.models import PRESETS
-from radix.replay.optimal import next_uses
-from radix.replay.options import (
-    ONLINE_POLICIES,
-    OPTIMAL,
-    OptionError,
-    parse_budgets,
-    parse_capacities,
-    parse_policies,
-    parse_positive,
-    parse_seconds,
-    parse_seed,
-    parse_tiers,
+from radix.commands import demo, replay
+from radix.commands.terminal import (
+    EXIT_BAD_INPUT,
+    EXIT_CHECK_FAILED,
+    EXIT_INTERRUPTED,
+    Parser,
+    complain,
 )
-from radix.replay.progress import Progress, shown_progress
-from radix.replay.report import Run, TieredReport, index_report, replay_optimal, write_json
-from radix.replay.sessions import Interleave
-from radix.replay.stopwatch import Stopwatch
-from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, TraceError, read_trace
+from radix.errors import CacheError
+from radix.replay.options import OptionError
+from radix.replay.traces import TraceError
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-EXIT_DONE = 0
-EXIT_CHECK_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
-DEFAULT_CAPACITY = "1%,5%,10%,20%,50%"
-DEFAULT_BUDGET = "1%,5%,20%"
-DEFAULT_CHECKPOINTS = "branch+turn,dense"
-DEFAULT_BLOCK_BYTES = 65536
-DEFAULT_REPORT = "demo-report"
-DEFAULT_GAP = "20"
-
-_REPLAY_HELP = """\
-Replay recorded traffic and count what a prefix cache would have served.
-
-TRACE is a file of JSON lines, plain, gz or xz, or - for standard input. Three formats are known,
-told apart by their content:
-  block traces   {"timestamp": 0, "hash_ids": [0, 1, 2]}
-                 each id is one block of the prompt
-  sessions       {"block_size": 64, "requests": [{"t": 0.0, "in": 9000, "hash_runs": [1, 140]}]}
-                 block ids 1 to 140, which mean something in this session alone; a request that has
-                 requests itself is an agent, and theirs count their time from its t
-  token traces   {"t": 0, "ref": -1, "keep": 0, "add": [5, 6], "out": [7]}
-                 prompt = (prompt + out of record ref)[:keep] + add, in pages of --page-tokens
-"""
-_REPLAY_EXAMPLES = """\
-examples:
-  radix replay trace.jsonl.gz
-  radix replay trace.jsonl.gz --capacity 18279,5% --policy lru --json out.json --plot hits.png
-  zcat trace.jsonl.gz | radix replay - --capacity 10% --json -
-  radix replay trace.jsonl.gz --tiers device=2000,host=8000,disk=64000 --data ./cache --verify
-  radix replay sessions.jsonl.xz --interleave 64 --gap 20 --seed 1 --capacity 10%
-  radix replay trace.jsonl.gz --model Qwen3-Next-80B-A3B --budget-bytes 1%,64GiB \\
-      --checkpoints branch+turn,dense,every=2048 --json out.json --plot hits.png
-
-exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted
-"""
-_MODEL_HELP = """\
-Count tokens through all groups of a model (attention, windows, recurrent states) under one budget
-of bytes that they share; the oldest block over all groups makes room. Each id of a block trace
-stands for --page-tokens tokens (512, or the block_size of sessions). A percentage of --budget-bytes
-is of the full footprint: the bytes that the replay with the first policy of --checkpoints holds at
-its end when nothing is ever evicted, over all groups (every whole block of prompts and known
-outputs, and the windows and states that this policy keeps). All policies get the same bytes.
-"""
-_DEMO_HELP = """\
-Run a made-up mix of chats, agents and a batch scan through device, host and disk with real bytes,
-check every block that is loaded, then close, reopen the disk and run again to show a warm start.
-"""
+# In the order in which the help names them.
+COMMANDS = (replay, demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return _replay(options) if options.command == "replay" else _demo(options)
+        return int(options.run(options))
     except (TraceError, OptionError) as error:
-        return _complain(str(error), EXIT_BAD_INPUT)
+        return complain(str(error), EXIT_BAD_INPUT)
     except CacheError as error:
-        return _complain(f"{type(error).__name__}: {error}", EXIT_CHECK_FAILED)
+        return complain(f"{type(error).__name__}: {error}", EXIT_CHECK_FAILED)
     except KeyboardInterrupt:
-        status = _complain("interrupted", EXIT_INTERRUPTED)
+        status = complain("interrupted", EXIT_INTERRUPTED)
         if arguments is None:
             # This process is ours and nothing is left to put in order, but taking torch apart
             # would take longer than all else.
@@ -120,337 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CHECK_FAILED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
+        return complain(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
     except ModuleNotFoundError as error:
-        return _complain(_missing(error), EXIT_CHECK_FAILED)
+        return complain(_missing(error), EXIT_CHECK_FAILED)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that complains in one line, as every other fault of the input does.
-
-    Options are never completed from their first letters: a later option would change their meaning.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="radix", description="A prefix cache for model state, run on traffic.")
+def _parser() -> Parser:
+    parser = Parser(prog="radix", description="A prefix cache for model state, run on traffic.")
     parser.add_argument("--version", action="version", version=f"radix {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    replay = commands.add_parser(
-        "replay",
-        help="replay recorded traffic and count hits",
-        description=_REPLAY_HELP,
-        epilog=_REPLAY_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_replay_arguments(replay)
-    demo = commands.add_parser(
-        "demo",
-        help="show device, host, disk and a warm start at work",
-        description=_DEMO_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    demo.add_argument("--seed", default="0", metavar="N", help="what all traffic is made from (0)")
-    demo.add_argument(
-        "--report",
-        default=DEFAULT_REPORT,
-        metavar="DIR",
-        help=f"where plots, timeline and summary are written ({DEFAULT_REPORT})",
-    )
-    demo.add_argument("--json", metavar="FILE", help="write the summary here too; - is stdout")
+    for command in COMMANDS:
+        command.add(commands)
     return parser
-
-
-def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument("trace", metavar="TRACE", help="the trace, or - for standard input")
-    replay.add_argument("--json", metavar="FILE", help="write the result as JSON; - is stdout")
-    replay.add_argument(
-        "--plot", metavar="FILE", help="draw hits, and with --tiers the time, as a PNG file"
-    )
-    replay.add_argument(
-        "--page-tokens",
-        metavar="N",
-        help=f"tokens a page, for token traces ({DEFAULT_PAGE_TOKENS}); only full pages count; "
-        "with --model also tokens a block, for block traces (what the trace says, or 512)",
-    )
-    sessions = replay.add_argument_group(
-        "whole sessions", "One after another in the order of the file, or several at once."
-    )
-    sessions.add_argument(
-        "--interleave", metavar="N", help="run at most N sessions at once, in a shuffled order"
-    )
-    sessions.add_argument(
-        "--gap",
-        metavar="SECONDS",
-        help="from one session's start to the next one's on average, exponentially distributed "
-        f"({DEFAULT_GAP})",
-    )
-    sessions.add_argument(
-        "--seed", metavar="S", help="decides the order and the starts of sessions (0)"
-    )
-    index = replay.add_argument_group("counting only (the default)")
-    index.add_argument(
-        "--capacity",
-        metavar="N,N%,...",
-        help="cache sizes in blocks, or in %% of the trace's unique blocks "
-        f"({DEFAULT_CAPACITY.replace('%', '%%')})",
-    )
-    index.add_argument(
-        "--policy",
-        metavar="NAME,...",
-        help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, "
-        f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
-    )
-    _add_model_arguments(replay)
-    tiered = replay.add_argument_group("with real bytes")
-    tiered.add_argument(
-        "--tiers",
-        metavar="NAME=N,...",
-        help="move real blocks through tiers of N blocks: device=2000,host=8000,disk=64000",
-    )
-    tiered.add_argument(
-        "--block-bytes", metavar="N", help=f"bytes of a block ({DEFAULT_BLOCK_BYTES})"
-    )
-    tiered.add_argument(
-        "--data", metavar="DIR", help="keep the disk tier here (a temporary folder)"
-    )
-    tiered.add_argument(
-        "--verify", action="store_true", help="compare every block read back with what was written"
-    )
-
-
-def _add_model_arguments(replay: argparse.ArgumentParser) -> None:
-    model = replay.add_argument_group("counting the groups of a model", _MODEL_HELP)
-    model.add_argument(
-        "--model",
-        metavar="NAME|FILE.toml",
-        help=f"{', '.join(PRESETS)}, or a file as in docs/model-file.md",
-    )
-    model.add_argument(
-        "--budget-bytes",
-        metavar="N%,SIZE,...",
-        help="bytes for all groups together: 4GiB, or %% of the full footprint "
-        f"({DEFAULT_BUDGET.replace('%', '%%')})",
-    )
-    model.add_argument(
-        "--checkpoints",
-        metavar="POLICY,...",
-        help="where states and windows are kept: branch+turn, dense (every page), every=N tokens, "
-        f"or other sums of these ({DEFAULT_CHECKPOINTS})",
-    )
-    model.add_argument(
-        "--flops",
-        metavar="FLOP/S",
-        help="what a GPU really reaches, as 4.9e14: counts the seconds that hits save it",
-    )
-    model.add_argument(
-        "--rate",
-        metavar="BYTES/S",
-        help="hits are read from a tier so fast, as 12GB, where that is faster than computing "
-        "(without: they lie on the device)",
-    )
-    model.add_argument("--latency", metavar="SECONDS", help="what each such read waits before (0)")
-
-
-def _replay(options: argparse.Namespace) -> int:
-    _check_combination(options)
-    for option in ("json", "plot"):
-        _check_target(f"--{option}", getattr(options, option))
-    page_tokens = parse_positive("--page-tokens", options.page_tokens or str(DEFAULT_PAGE_TOKENS))
-    if options.tiers is not None:
-        return _replay_bytes(options, page_tokens)
-    if options.model is not None:
-        return _replay_model(options, page_tokens)
-    return _replay_index(options, page_tokens)
-
-
-def _interleave(options: argparse.Namespace) -> Interleave | None:
-    """How sessions are interleaved, None where they are not."""
-    if options.interleave is None:
-        return None
-    return Interleave(
-        parse_positive("--interleave", options.interleave),
-        parse_seconds("--gap", options.gap or DEFAULT_GAP),
-        parse_seed(options.seed or "0"),
-    )
-
-
-def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
-    capacities = parse_capacities(options.capacity or DEFAULT_CAPACITY)
-    policies = parse_policies(options.policy or f"{ONLINE_POLICIES[0]},{OPTIMAL}")
-    trace = read_trace(options.trace, page_tokens, _interleave(options))
-    chains = encode_chains(trace)
-    blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
-    with shown_progress() as progress:
-        runs = tuple(_index_runs(trace, chains, policies, blocks, progress))
-    report = index_report(trace, chains, runs)
-    if options.plot is not None:
-        from radix.replay.plots import plot_hit_ratio_by_capacity
-
-        plot_hit_ratio_by_capacity(report, options.plot)
-    from radix.replay.tables import index_table
-
-    _show(options.json, index_table(report))
-    if options.json is not None:
-        write_json(options.json, report.as_json())
-    return EXIT_DONE
-
-
-def _index_runs(
-    trace: Trace,
-    chains: Chains,
-    policies: Sequence[str],
-    capacities: Sequence[int],
-    progress: Progress,
-) -> Iterator[Run]:
-    """Run each policy at each capacity; what all runs of the optimum share is computed once."""
-    following = next_uses(chains) if OPTIMAL in policies else None
-    for policy in policies:
-        for capacity in capacities:
-            progress.phase(f"{policy}, {capacity:,} blocks", len(trace))
-            if following is not None and policy == OPTIMAL:
-                yield replay_optimal(chains, following, capacity)
-                continue
-            from radix.replay.index import replay_index
-
-            yield replay_index(trace, chains, capacity, policy, progress)
-
-
-def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
-    from radix.replay.grouped import BLOCK_TOKENS, model_report
-    from radix.replay.saving import parse_terms
-
-    model = model_of(options.model)
-    terms = parse_terms(model, options.flops, options.rate, options.latency)
-    budgets = parse_budgets(options.budget_bytes or DEFAULT_BUDGET)
-    policies = parse_checkpoints(options.checkpoints or DEFAULT_CHECKPOINTS)
-    trace = read_trace(options.trace, page_tokens, _interleave(options))
-    block_tokens = trace.block_tokens or BLOCK_TOKENS
-    if options.page_tokens is not None:
-        block_tokens = page_tokens
-    with shown_progress() as progress:
-        report = model_report(trace, model, block_tokens, budgets, policies, progress, terms)
-    if options.plot is not None:
-        from radix.replay.plots import plot_hit_tokens_by_budget
-
-        plot_hit_tokens_by_budget(report, options.plot)
-    from radix.replay.tables import model_table, savings_table
-
-    _show(options.json, model_table(report))
-    if (saved := savings_table(report)) is not None:
-        _show(options.json, saved)
-    if options.json is not None:
-        write_json(options.json, report.as_json())
-    return EXIT_DONE
-
-
-def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
-    sizes = parse_tiers(options.tiers)
-    block_bytes = parse_positive("--block-bytes", options.block_bytes or str(DEFAULT_BLOCK_BYTES))
-    if options.data is not None and not sizes.disk:
-        raise OptionError("--data", "there is no disk tier in --tiers to keep there")
-    stopwatch = Stopwatch()
-    with stopwatch.measure("parse"):
-        trace = read_trace(options.trace, page_tokens, _interleave(options))
-    from radix.replay.bytes import replay_bytes
-
-    data, verify = Path(options.data) if options.data is not None else None, options.verify
-    with shown_progress() as progress:
-        report, history = replay_bytes(trace, sizes, block_bytes, data, verify, progress, stopwatch)
-    if options.plot is not None:
-        from radix.replay.plots import plot_tiered_replay
-
-        plot_tiered_replay(report, history, options.plot)
-    return _finish(report, options.json)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    seed = parse_seed(options.seed)
-    _check_target("--json", options.json)
-    from radix.replay.demo import run_demo
-
-    with shown_progress() as progress:
-        report = run_demo(seed, Path(options.report), progress)
-    status = _finish(report, options.json)
-    sys.stderr.write(f"report: {options.report}/\n")
-    return status
-
-
-def _finish(report: TieredReport, json_target: str | None) -> int:
-    """Show a report with bytes and turn its checks into an exit status."""
-    from radix.replay.tables import checks_table, stages_table, tiered_table
-
-    shown: list[RenderableType] = [tiered_table(report)]
-    if report.stages:
-        shown.append(stages_table(report))
-    _show(json_target, *shown, checks_table(report.checks))
-    if json_target is not None:
-        write_json(json_target, report.as_json())
-    for check in report.checks:
-        if not check.passed:
-            _complain(f"check failed: {check.name}: {check.found}", EXIT_CHECK_FAILED)
-    return EXIT_DONE if report.passed else EXIT_CHECK_FAILED
-
-
-def _check_combination(options: argparse.Namespace) -> None:
-    """Refuse options that would be ignored, rather than ignoring them."""
-    counting = {"--capacity": options.capacity, "--policy": options.policy}
-    tiered = {
-        "--block-bytes": options.block_bytes,
-        "--data": options.data,
-        "--verify": options.verify or None,
-    }
-    names = ("budget_bytes", "checkpoints", "flops", "rate", "latency")
-    modelled = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
-    excluded = []
-    if options.interleave is None:
-        excluded.append(({"--gap": options.gap, "--seed": options.seed}, "needs --interleave"))
-    if options.tiers is None:
-        excluded.append((tiered, "needs --tiers"))
-    else:
-        excluded.append((counting | {"--model": options.model}, "cannot go with --tiers"))
-    if options.model is None:
-        excluded.append((modelled, "needs --model"))
-    else:
-        excluded.append((counting, "cannot go with --model"))
-    for given, why in excluded:
-        for option, value in given.items():
-            if value is not None:
-                raise OptionError(option, why)
-
-
-def _check_target(option: str, target: str | None) -> None:
-    """Refuse a result file that cannot be written before the work is done, not after."""
-    if target is None or (target == "-" and option == "--json"):
-        return
-    path = Path(target)
-    if path.is_dir():
-        raise OptionError(option, f"{target} is a directory")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OptionError(option, f"{target} cannot be written")
-
-
-def _show(json_target: str | None, *tables: RenderableType) -> None:
-    """Print tables on standard output, or on standard error where that is taken by JSON."""
-    from rich.console import Console
-
-    console = Console(stderr=json_target == "-")
-    if json_target == "-" and not sys.stderr.isatty():
-        return
-    for table in tables:
-        console.print(table)
-
-
-def _complain(what: str, status: int) -> int:
-    """Print one line on standard error, whatever the text holds, and return the exit status."""
-    sys.stderr.write(f"radix: {' '.join(what.split())}\n")
-    return status
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -23,7 +23,10 @@ COLUMNS = 100
 
 FASTCALL = "native/fastcall.c"
 NAMED_CODE = ("radix", "tiers", "native")
-PROGRAMS = ("radix/replay/", "radix/engines/", "radix/service/", "radix/cli.py")
+PROGRAMS = (
+    *["radix/replay/", "radix/engines/", "radix/service/", "radix/commands/"],
+    "radix/cli.py",
+)
 
 BANNED_WORDS = [
     *["lock_ref", "backup", "backuped", "backed_up", "load_back", "manager", "managers"],
@@ -47,7 +50,7 @@ PLACES = {
     "cffi": re.compile(r"(radix|tiers)/"),
     "lmdb": re.compile(r"tiers/"),
     "torch": re.compile(r"tiers/device|radix/engines/"),
-    "rich": re.compile(r"radix/cli\.py|radix/replay/"),
+    "rich": re.compile(r"radix/(commands|replay)/"),
     "matplotlib": re.compile(r"radix/.*plot[^/]*\.py"),
     "vllm": re.compile(r"radix/engines/"),
     "sglang": re.compile(r"radix/engines/"),

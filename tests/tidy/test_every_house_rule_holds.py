@@ -99,6 +99,8 @@ ALLOWED: list[tuple[int, str, str]] = [
     (9, "radix/tree.py", '"""M."""\ndef f():\n  """F."""\n  def g(): pass\n'),
     (10, "radix/replay/run.py", "import time\n"),
     (10, "radix/cli.py", "import signal\n"),
+    (10, "radix/commands/serve.py", "import signal\n"),
+    (11, "radix/commands/top.py", "import rich\n"),
     (10, "tiers/disk.py", "import threading\n"),
     (11, "tiers/device.py", "import torch\n"),
     (11, "tiers/disk.py", "import lmdb\nimport numpy\nimport os\nfrom radix.keys import Key\n"),

@@ -22,6 +22,7 @@ from radix.cli import main
 PROGRAM = """\
 import contextlib, sys
 import radix.cli
+from radix.commands import demo, replay
 from radix.replay.progress import Progress
 
 class Said(Progress):
@@ -35,7 +36,7 @@ class Said(Progress):
 def said():
     yield Said()
 
-radix.cli.shown_progress = said
+replay.shown_progress = demo.shown_progress = said
 sys.argv[0] = "radix"
 sys.exit(radix.cli.main())
 """

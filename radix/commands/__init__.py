@@ -1,0 +1,1 @@
+"""The commands of `radix`, a module each: its options (`add`) and what it does (`run`)."""

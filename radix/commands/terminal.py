@@ -1,0 +1,74 @@
+"""What every command of the command line has in common: its exit statuses, one line for a fault,
+tables where they do not disturb JSON.
+
+Kept here: results go to standard output, progress and errors to standard error; rich is loaded only
+where a table is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from radix.replay.options import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EXIT_DONE = 0
+EXIT_CHECK_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+class Commands(Protocol):
+    """Where a command adds its parser: what `argparse` gives for subcommands."""
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """Add a command of this name and return its parser."""
+        ...
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that complains in one line, as every other fault of the input does.
+
+    Options are never completed from their first letters: a later option would change their meaning.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit status 2 and one line that says what was wrong."""
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def check_target(option: str, target: str | None) -> None:
+    """Refuse a result file that cannot be written before the work is done, not after."""
+    if target is None or (target == "-" and option == "--json"):
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise OptionError(option, f"{target} is a directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(option, f"{target} cannot be written")
+
+
+def show(json_target: str | None, *tables: RenderableType) -> None:
+    """Print tables on standard output, or on standard error where that is taken by JSON."""
+    from rich.console import Console
+
+    console = Console(stderr=json_target == "-")
+    if json_target == "-" and not sys.stderr.isatty():
+        return
+    for table in tables:
+        console.print(table)
+
+
+def complain(what: str, status: int) -> int:
+    """Print one line on standard error, whatever the text holds, and return the exit status."""
+    sys.stderr.write(f"radix: {' '.join(what.split())}\n")
+    return status
