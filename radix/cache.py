@@ -24,7 +24,8 @@ from radix.arguments import (
 from radix.audit import check_slots
 from radix.content import PageKeys
 from radix.epochs import Epochs
-from radix.events import Event
+from radix.errors import UnsupportedError
+from radix.events import BlocksStored, Event
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
@@ -65,9 +66,9 @@ class PrefixCache(Stepping, Traffic):
     Requests: ``admit`` (then the request's own methods), ``poll``, ``wait``, ``passed``.
     Engine-driven: ``match``, ``lease``, ``insert``, ``evict``, ``offer``, ``spare``; for a step's
     requests: ``match_many``, ``lease_many``, ``insert_many``, ``release_many``.
-    Ask: ``explain``, ``counters``, ``usage``, ``borrowed``. Run: ``set_mode``, ``flush``,
-    ``check``, ``close``. Begin anew: ``reset``, ``fence_lifted``, ``set_revision``. One thread at a
-    time: a call while another runs raises ``BusyError``.
+    Ask: ``explain``, ``resident``, ``counters``, ``usage``, ``borrowed``. Run: ``set_mode``,
+    ``flush``, ``check``, ``close``. Begin anew: ``reset``, ``fence_lifted``, ``set_revision``. One
+    thread at a time: a call while another runs raises ``BusyError``.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class PrefixCache(Stepping, Traffic):
         """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
         lent, clock, events = self._lent, self._clock, self._events
         self.residency.root_keys = self._spaces.keys
+        self.residency.root_names = self._spaces.names
         self.fences = Fences()
         self.transfers = Transfers(
             self.residency,
@@ -307,6 +309,16 @@ class PrefixCache(Stepping, Traffic):
             asked = self._prompts.of(prompt, namespace, content)
             match = self._prompts.match(asked, 1)
             return explain(self.residency, match, asked, self.page_tokens, self.align_tokens)
+
+    def resident(self) -> list[BlocksStored]:
+        """What lies in which tier now, as the stream of events would have told it: parents before
+        their children. Changes nothing. Raises ``UnsupportedError`` without ``events``, for pages
+        have no keys then. Cost: everything.
+        """
+        with self.gate:
+            if self.residency.events is None:
+                raise UnsupportedError("what is resident is named by keys: give events=True")
+            return self.residency.resident()
 
     # ------------------------------------------------------------ running
     def check(self) -> None:

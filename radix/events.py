@@ -58,11 +58,14 @@ class TransferEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks became resident in a tier: ``keys`` (n, 16) in the order of the path, the first at
-    page ``first`` behind the block ``parent`` (16 bytes).
+    """Blocks became resident in a tier: ``keys`` (n, 16) in the order of the path, those of the
+    pages with which they end, from page ``first`` on, behind the block ``parent`` (16 bytes; the
+    root key of the namespace before the first). ``pages`` (m, page bytes): what the pages of these
+    blocks are in the tree, tokens or digests; of a block of several pages all of them.
+    ``namespace``: its canonical bytes.
 
     Of a flat store: ``keys`` (n, 16 + width), each the root key of its namespace and then the key
-    itself; ``parent`` is that root key, ``first`` -1 where positions are unknown.
+    itself; ``parent`` is that root key, ``first`` -1 where positions are unknown, ``pages`` None.
     """
 
     tier: str
@@ -70,6 +73,8 @@ class BlocksStored:
     parent: bytes
     keys: Keys
     first: int
+    pages: Keys | None
+    namespace: bytes
 
 
 @dataclass(frozen=True, slots=True)

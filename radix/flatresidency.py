@@ -18,7 +18,7 @@ from radix.flat import FlatCore, Handles, evict
 from radix.groups import Group
 from radix.keysets import Mask, deepest_first
 from radix.metrics import Metrics
-from radix.plan import Pages
+from radix.plan import Cursor, Pages
 from radix.residency import GHOSTS, MAX_STAMP, RESET, Residency
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
@@ -177,24 +177,52 @@ class FlatResidency(Residency):
 
     def tell_stored(self, root: int, group: int, tier: int, keys: Keys, positions: Pages) -> None:
         """Tells the stream of blocks that are resident now, a run of positions an event."""
-        if self.events is None or not len(keys):
-            return
+        if self.events is not None and len(keys):
+            self.events += self._runs(root, group, tier, keys, positions)
+
+    def _runs(
+        self, root: int, group: int, tier: int, keys: Keys, positions: Pages
+    ) -> list[BlocksStored]:
+        """An event for each run of positions. Cost: the keys."""
         order = deepest_first(positions)[::-1]
         ids = self._ids(keys[order], np.full(len(keys), root, np.uint64))
         place = positions[order]
         known = place >= 0
         cuts = np.flatnonzero((np.diff(place) != 1) & (known[1:] | known[:-1])) + 1
         edges = [0, *cuts.tolist(), len(keys)]
-        for lo, hi in itertools.pairwise(edges):
-            self.events.append(
-                BlocksStored(
-                    self.tiers[tier].name,
-                    self.groups[group].name,
-                    self.root_keys[root],
-                    ids[lo:hi].copy(),
-                    int(place[lo]),
-                )
+        return [
+            BlocksStored(
+                self.tiers[tier].name,
+                self.groups[group].name,
+                self.root_keys[root],
+                ids[lo:hi].copy(),
+                int(place[lo]),
+                None,
+                self.root_names[root],
             )
+            for lo, hi in itertools.pairwise(edges)
+        ]
+
+    def resident(self) -> list[BlocksStored]:
+        """What lies where now, as the stream would tell it, but for positions, which are not kept.
+
+        Changes nothing. Cost: everything.
+        """
+        told = []
+        for root in self.root_keys:
+            nodes = np.array([view.node for view in self.tree.nodes(root)[1:]], np.uint64)
+            for tier, group in itertools.product(range(len(self.tiers)), range(len(self.groups))):
+                there = nodes[
+                    self.core(root).slots(nodes, self.tree.column(group, tier)) != NO_SLOT
+                ]
+                if len(there):
+                    keys = np.concatenate([self._key_of(root, node) for node in there.tolist()])
+                    unknown = np.full(len(keys), -1, np.int64)
+                    told += self._runs(root, group, tier, keys, unknown)
+        return told
+
+    def _key_of(self, root: int, node: int) -> Keys:
+        return self.tree.pages(Cursor(root, node, 1), 0, 1)
 
     def why_absent(self, root: int, keys: Keys) -> dict[str, int]:
         """Why no tier has the keys, as far as is known: reasons with counts. Cost: the keys."""

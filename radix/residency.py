@@ -21,6 +21,7 @@ from radix.metrics import Metrics
 from radix.plan import Cursor
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
+from radix.treeparts import NodeView
 
 GHOSTS = 1 << 16
 MAX_STAMP = (1 << 64) - 1
@@ -68,6 +69,7 @@ class Residency:
         self.metrics = metrics
         self.events = events
         self.root_keys: dict[int, bytes] = {}
+        self.root_names: dict[int, bytes] = {}
         self.evictor: Evictor | None = None  # where not every block may go at once
         self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
         self._ghost_why = np.zeros(GHOSTS, np.uint8)
@@ -321,20 +323,53 @@ class Residency:
         self, at: Cursor, group: int, tier: int, first: int, taken: npt.NDArray[np.bool_]
     ) -> None:
         """Tells the stream that the pages ``first + i`` with ``taken[i]`` are resident now."""
-        if self.events is None or not taken.any():
-            return
-        keys = self.tree.keys(at, first, len(taken))
+        if self.events is not None and taken.any():
+            self.events += self._told(at, group, tier, first, taken)
+
+    def _told(
+        self, at: Cursor, group: int, tier: int, first: int, taken: npt.NDArray[np.bool_]
+    ) -> list[BlocksStored]:
+        """An event for each run of blocks. Cost: their pages."""
+        keys, rule = self.tree.keys(at, first, len(taken)), self.rules[group]
+        more, ahead = rule.block_pages - 1, rule.lookahead_pages
+        told = []
         for lo, hi in runs(taken):
-            parent = self.parent_key(at, first + lo)
-            self.events.append(
+            begin = first + lo - more  # of the block, in the tree
+            told.append(
                 BlocksStored(
                     self.tiers[tier].name,
                     self.groups[group].name,
-                    parent,
+                    self.parent_key(at, begin if begin > ahead else 0),
                     keys[lo:hi].copy(),
                     first + lo,
+                    self.tree.pages(at, begin - ahead, hi - lo + more),
+                    self.root_names[at.root],
                 )
             )
+        return told
+
+    def resident(self) -> list[BlocksStored]:
+        """What lies where now, as the stream would tell it: parents before their children.
+
+        Changes nothing. Cost: everything.
+        """
+        columns = [(g, t) for t in range(len(self.tiers)) for g in range(len(self.groups))]
+        return [
+            event
+            for root in self.root_keys
+            for node in self.tree.nodes(root)
+            for group, tier in columns
+            for event in self.of_node(root, node, group, tier)
+        ]
+
+    def of_node(self, root: int, node: NodeView, group: int, tier: int) -> list[BlocksStored]:
+        """What of one node lies in a tier, as the stream would tell it. Cost: its pages."""
+        lo, hi = self.tree.interval(node.node, self.tree.column(group, tier))
+        if hi == lo:
+            return []
+        at = Cursor(root, node.node, node.start + node.pages)
+        there = self.slots(at, group, tier, node.start + lo, hi - lo) != NO_SLOT
+        return self._told(at, group, tier, node.start + lo, there)
 
     def parent_key(self, at: Cursor, page: int) -> bytes:
         """The key from which page ``page`` of the path chains."""

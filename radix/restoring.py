@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from radix.namespaces import Namespaces
-from radix.plan import Cursor
 from radix.residency import Residency
 from radix.tier import Restored
 
@@ -44,10 +43,5 @@ def _adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored)
 def _tell(residency: Residency, root: int, tier: int, group: int) -> None:
     if residency.events is None:
         return
-    tree = residency.tree
-    column = tree.column(group, tier)
-    for node in tree.nodes(root):
-        lo, hi = tree.interval(node.node, column)
-        if hi > lo:
-            at = Cursor(root, node.node, node.start + node.pages)
-            residency.stored(at, group, tier, node.start + lo, np.ones(hi - lo, np.bool_))
+    for node in residency.tree.nodes(root):
+        residency.events += residency.of_node(root, node, group, tier)

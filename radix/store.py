@@ -13,7 +13,7 @@ import numpy as np
 
 from radix.arguments import slots_of, tiers_of
 from radix.errors import LeaseError, RequestError, UnsupportedError
-from radix.events import Event
+from radix.events import BlocksStored, Event
 from radix.flat import FlatCore, Handles
 from radix.flatasking import FlatAsking
 from radix.flatepochs import FlatEpochs
@@ -63,7 +63,8 @@ def _check_ownership(ownership: object, tiers: int) -> None:
 class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
-    Ask: ``has``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``.
+    Ask: ``has``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``,
+    ``resident``.
     Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from
     rows that the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose:
     ``forget``, ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``,
@@ -129,6 +130,7 @@ class FlatStore(FlatAsking):
         self.residency = FlatResidency(
             self.tree, self.groups, self.tiers, self.metrics, stream, self._spaces.keys
         )
+        self.residency.root_names = self._spaces.names
         self.transfers = FlatTransfers(
             self.residency,
             clock,
@@ -421,6 +423,13 @@ class FlatStore(FlatAsking):
 
     def _switched(self, tier: Tier, mode: TierMode) -> None:
         self.transfers.breakers.asked(tier, mode)
+
+    def resident(self) -> list[BlocksStored]:
+        """What lies in which tier now, as the stream of events would tell it, but for positions,
+        which are not kept. Changes nothing. Cost: everything.
+        """
+        with self.gate:
+            return self.residency.resident()
 
     def check(self) -> None:
         """Walks every invariant of tree, tiers and transfers, and that each slot in use has one

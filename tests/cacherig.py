@@ -326,6 +326,7 @@ class Rig(OwnSlots):
         self._look()
         if self.cache.residency.events is not None:
             assert self.resident == self.walk(), "the stream is not what is resident (I32)"
+            assert self.resident == self._listed(), "the list is not what is resident (I32)"
         return events
 
     def _hear(self, event: Event) -> None:
@@ -373,6 +374,13 @@ class Rig(OwnSlots):
                         for key in tree.keys(at, node.start + lo, hi - lo)[slots >= 0]:
                             found.add((tier.name, spec.name, key.tobytes()))
                         self._bytes(name, at, number, group, (node.start + lo, node.start + hi))
+        return found
+
+    def _listed(self) -> set[tuple[str, str, bytes]]:
+        """What is resident, by the cache's own list, where each event follows its parent's."""
+        found: set[tuple[str, str, bytes]] = set()
+        for event in self.cache.resident():
+            found.update((event.tier, event.group, key.tobytes()) for key in event.keys)
         return found
 
     def _bytes(

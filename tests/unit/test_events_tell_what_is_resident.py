@@ -12,6 +12,7 @@ from radix.events import BlocksRemoved, BlocksStored, RequestEvent, TierEvent
 from radix.keys import page_keys, root_key
 from radix.tier import TierMode
 from tests.cacherig import GROUPS, Rig, build
+from tests.mixes import full
 from tiers.device import DeviceTier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
@@ -76,6 +77,29 @@ def test_what_a_disk_kept_is_told_at_the_first_poll(tmp_path: Path) -> None:
     assert {tier for tier, _, _ in again.resident} == {"disk"} and len(again.resident) == 7
     live = again.until_ready(again.admit(PROMPT))
     assert live.request.hit_tokens == 20
+    again.finish_all()
+    again.cache.close()
+
+
+def test_blocks_of_two_pages_that_a_disk_kept_are_told_as_they_lie(tmp_path: Path) -> None:
+    """After a restart the pages between such blocks were told, too, as if they held something."""
+
+    def start() -> Rig:
+        disk = DiskTier(tmp_path, limit_bytes=4 << 20, segment_bytes=1 << 18)
+        tiers = [DeviceTier(blocks=16, device="cpu"), HostTier(32 * 4096), disk]
+        groups = (full(), full(name="coarse", grid_tokens=8))
+        cache = PrefixCache(groups, tiers, page_tokens=4, events=True)
+        return Rig(cache, cache.tiers[0])
+
+    rig = start()
+    rig.serve(PROMPT)
+    rig.cache.flush()
+    rig.cache.close()
+    again = start()
+    again.known = rig.known
+    again.poll()
+    assert len([key for tier, group, key in again.resident if group == "coarse"]) == 3
+    assert len(again.resident) == 9 and {tier for tier, _, _ in again.resident} == {"disk"}
     again.finish_all()
     again.cache.close()
 
