@@ -404,7 +404,11 @@ int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32
 #define RDX_POLICY_SLRU 3 /* what was used once, then the rest; the rest is at most four fifths */
 #define RDX_POLICY_HIT_DENSITY                                                                     \
     4 /* the fewest hits to expect, learned; LRU where that does better */
-#define RDX_POLICY_COUNT 5
+#define RDX_POLICY_S3FIFO                                                                          \
+    5                    /* three queues: what came, what was used twice there, keys of the rest */
+#define RDX_POLICY_ARC 6 /* once and more often used, in shares that what went and came back sets  \
+                          */
+#define RDX_POLICY_COUNT 7
 /* Sets the policy of a tree that has no pages yet, at most once. RDX_EARG: it has, or there is no
  * such policy, or it has to know pages again and they have no keys and are none. The order of last
  * use costs nothing; others take 40 bytes for each node and column (hit_density 200), and make a

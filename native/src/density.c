@@ -31,13 +31,6 @@
 #define FADING 0.98      /* what is left of a count at the next look */
 #define PRIOR 500.0      /* blocks of all classes that weigh as much as a class's own */
 
-typedef struct ghost { /* a run of blocks that went */
-    uint64_t key;
-    uint64_t last;
-    uint32_t uses;
-    uint32_t pages; /* 0: it is back, or the place is free */
-} ghost;
-
 struct density {
     double hits[CLASSES][BUCKETS];
     double ends[CLASSES][BUCKETS];
@@ -62,17 +55,15 @@ struct density {
     uint64_t began;  /* the clock at its begin */
     uint32_t pause;  /* windows that LRU still decides; 0: the ranks do */
     uint32_t next_pause;
-    /* memory of what went: a ring of runs, oldest first, and an index of their keys */
-    ghost *ghosts;
-    uint32_t *index;
-    uint32_t room_ghosts; /* a power of two; the index has twice as many */
-    uint64_t first;
-    uint64_t end;
-    uint64_t remembered; /* blocks */
 };
 
 static struct density *density_of(const rdx_tree *t, uint32_t column) {
     return t->policy->columns[column].density;
+}
+
+/* What went of all leaves, which are in one queue. */
+static ghosts *gone_of(const rdx_tree *t, uint32_t column) {
+    return &t->policy->columns[column].gone[0];
 }
 
 static uint32_t class_of(uint32_t uses) {
@@ -244,74 +235,28 @@ static void hit(struct density *d, uint32_t uses, uint64_t last, uint64_t now, u
 }
 
 /* ---------------------------------------------------------------- what went */
-static uint64_t page_key(const rdx_tree *t, uint32_t i, uint32_t at) {
-    const node *x = node_at(t, i);
-    uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
-    const uint8_t *rows = t->key_bytes ? keys_at(t, x) : pages_at(t, x);
-    return rdx_xxh3_64(rows + (size_t)at * width, width);
-}
-
-/* Where the index names the run with the key, or would. */
-static uint32_t index_place(const struct density *d, uint64_t key) {
-    uint32_t mask = d->room_ghosts * 2 - 1;
-    uint32_t at = (uint32_t)key & mask;
-    while (d->index[at] != NIL && d->ghosts[d->index[at]].key != key) {
-        at = (at + 1) & mask;
-    }
-    return at;
-}
-
-static void index_drop(struct density *d, uint32_t gap) {
-    uint32_t mask = d->room_ghosts * 2 - 1;
-    for (uint32_t at = (gap + 1) & mask; d->index[at] != NIL; at = (at + 1) & mask) {
-        uint32_t home = (uint32_t)d->ghosts[d->index[at]].key & mask;
-        if (((at - home) & mask) >= ((at - gap) & mask)) {
-            d->index[gap] = d->index[at];
-            gap = at;
-        }
-    }
-    d->index[gap] = NIL;
-}
-
-static void forget_ghost(struct density *d, uint32_t at) {
-    ghost *g = &d->ghosts[d->index[at]];
-    wait_for(d, class_of(g->uses), g->last, g->pages, false);
-    d->remembered -= g->pages;
-    g->pages = 0;
-    index_drop(d, at);
-}
-
-static void forget_oldest(struct density *d, uint64_t now) {
-    ghost *g = &d->ghosts[d->first++ & (d->room_ghosts - 1)];
-    if (g->pages) {
-        d->ends[class_of(g->uses)][bucket_of(now - g->last)] += g->pages;
-        forget_ghost(d, index_place(d, g->key));
+static void expect_no_more(struct density *d, ghost run, uint64_t now) {
+    if (run.pages) {
+        d->ends[class_of(run.uses)][bucket_of(now - run.last)] += run.pages;
+        wait_for(d, class_of(run.uses), run.last, run.pages, false);
     }
 }
 
 static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     struct density *d = density_of(t, column);
+    ghosts *gone = gone_of(t, column);
     const mark *m = mark_at(t, i, column);
-    const cell *k = cell_at(t, i, column);
-    uint32_t held = held_pages(t, i, column);
-    uint32_t width = rdx_width(rule_of(t, column));
-    n = n < held ? n : held;
-    uint32_t first = n < held ? k->hi - n * width : k->lo;
-    uint64_t key = page_key(t, i, first);
-    uint32_t at = index_place(d, key);
-    if (d->index[at] != NIL) {
-        forget_ghost(d, at);
+    ghost run = rdx_ghost_of(t, i, column, n);
+    ghost old = rdx_ghosts_take(gone, run.key);
+    if (old.pages) {
+        wait_for(d, class_of(old.uses), old.last, old.pages, false);
     }
-    while (d->end - d->first >= d->room_ghosts) {
-        forget_oldest(d, t->clock);
-    }
-    uint32_t place = (uint32_t)(d->end++ & (d->room_ghosts - 1));
-    d->ghosts[place] = (ghost){key, m->last, m->uses, n};
-    d->index[index_place(d, key)] = place;
-    d->remembered += n;
-    wait_for(d, class_of(m->uses), m->last, n, true);
-    while (d->remembered > HISTORY * d->room && d->first < d->end) {
-        forget_oldest(d, t->clock);
+    run.last = m->last;
+    run.uses = m->uses;
+    expect_no_more(d, rdx_ghosts_push(gone, run), t->clock);
+    wait_for(d, class_of(m->uses), m->last, run.pages, true);
+    while (gone->blocks > HISTORY * d->room) {
+        expect_no_more(d, rdx_ghosts_shift(gone), t->clock);
     }
 }
 
@@ -322,17 +267,16 @@ static uint32_t recall(rdx_tree *t, uint32_t i, uint32_t column) {
     const cell *k = cell_at(t, i, column);
     uint32_t width = rdx_width(rule_of(t, column));
     uint32_t uses = NIL;
-    for (uint32_t p = k->lo; p < k->hi;) {
-        uint32_t at = index_place(d, page_key(t, i, p));
-        if (d->index[at] == NIL) {
+    for (uint64_t p = k->lo; p < k->hi;) {
+        ghost run = rdx_ghosts_take(gone_of(t, column), rdx_ghost_key(t, i, (uint32_t)p));
+        if (!run.pages) {
             break;
         }
-        ghost g = d->ghosts[d->index[at]];
-        uint32_t left = (k->hi - p) / width;
-        hit(d, g.uses, g.last, t->clock, g.pages < left ? g.pages : left);
-        uses = g.uses;
-        p += g.pages * width;
-        forget_ghost(d, at);
+        uint32_t left = (k->hi - (uint32_t)p) / width;
+        hit(d, run.uses, run.last, t->clock, run.pages < left ? run.pages : left);
+        wait_for(d, class_of(run.uses), run.last, run.pages, false);
+        uses = run.uses;
+        p += (uint64_t)run.pages * width;
     }
     return uses;
 }
@@ -453,60 +397,24 @@ static uint32_t density_choose(rdx_tree *t, uint32_t column) {
 
 /* ---------------------------------------------------------------- room */
 static int density_reserve(rdx_tree *t, uint32_t column, uint32_t nodes) {
-    struct density *d = density_of(t, column);
-    if (!d) {
-        d = rdx_calloc(1, sizeof(*d));
-        if (!d) {
+    (void)nodes;
+    struct density **d = &t->policy->columns[column].density;
+    if (!*d) {
+        *d = rdx_calloc(1, sizeof(**d));
+        if (!*d) {
             return RDX_ENOMEM;
         }
-        *d = (struct density){
+        **d = (struct density){
             .draw = 0x9E3779B97F4A7C15ull, .width = 1, .pause = 2, .next_pause = 1};
-        t->policy->columns[column].density = d;
     }
-    uint32_t room = 64;
-    while (room < (uint64_t)nodes * HISTORY) {
-        room *= 2;
-    }
-    if (room <= d->room_ghosts) {
-        return RDX_OK;
-    }
-    ghost *ghosts = rdx_calloc(room, sizeof(ghost));
-    uint32_t *index = rdx_malloc((size_t)room * 2 * 4);
-    if (!ghosts || !index) {
-        rdx_free_mem(ghosts);
-        rdx_free_mem(index);
-        return RDX_ENOMEM;
-    }
-    memset(index, 0xff, (size_t)room * 2 * 4);
-    struct density old = *d;
-    d->ghosts = ghosts;
-    d->index = index;
-    d->room_ghosts = room;
-    for (uint64_t k = d->first; k < d->end; k++) {
-        uint32_t place = (uint32_t)(k & (room - 1));
-        ghosts[place] = old.ghosts[k & (old.room_ghosts - 1)];
-        if (ghosts[place].pages) {
-            index[index_place(d, ghosts[place].key)] = place;
-        }
-    }
-    rdx_free_mem(old.ghosts);
-    rdx_free_mem(old.index);
     return RDX_OK;
 }
 
 static uint64_t density_bytes(const rdx_tree *t, uint32_t column) {
-    const struct density *d = density_of(t, column);
-    return sizeof(*d) + d->room_ghosts * (sizeof(ghost) + 2 * sizeof(uint32_t));
+    return sizeof(*density_of(t, column));
 }
 
-static void density_free(rdx_tree *t, uint32_t column) {
-    struct density *d = density_of(t, column);
-    if (d) {
-        rdx_free_mem(d->ghosts);
-        rdx_free_mem(d->index);
-        rdx_free_mem(d);
-    }
-}
+static void density_free(rdx_tree *t, uint32_t column) { rdx_free_mem(density_of(t, column)); }
 
 /* ---------------------------------------------------------------- check */
 /* Counts n blocks as they must be counted. */
@@ -522,15 +430,13 @@ static void recount(const struct density *d, struct density *sum, uint32_t uses,
 static const char *density_fault(const rdx_tree *t, uint32_t column) {
     const struct density *d = density_of(t, column);
     struct density sum = {0};
-    for (uint64_t k = d->first; k < d->end; k++) {
-        const ghost *g = &d->ghosts[k & (d->room_ghosts - 1)];
-        if (g->pages && d->index[index_place(d, g->key)] != (k & (d->room_ghosts - 1))) {
-            return "what went is not found by its key";
-        }
-        recount(d, &sum, g->uses, g->last, g->pages);
+    const ghosts *gone = gone_of(t, column);
+    for (uint64_t k = gone->first; k < gone->end; k++) {
+        const ghost *run = &gone->ring[k & (gone->room - 1)];
+        recount(d, &sum, run->uses, run->last, run->pages);
     }
-    if (sum.waited != d->remembered || d->horizon < d->base) {
-        return "other blocks are remembered than went, or not as long as LRU holds them";
+    if (d->horizon < d->base) {
+        return "what LRU holds lies further back than it can";
     }
     for (uint32_t i = 0; i < t->node_used; i++) {
         const cell *k = cell_at(t, i, column);
@@ -557,5 +463,5 @@ const policy rdx_policy_density = {.came = density_came,
                                    .free = density_free,
                                    .bytes = density_bytes,
                                    .fault = density_fault,
-                                   .keyed = true,
+                                   .memory = {HISTORY, 0},
                                    .drawn = true};

@@ -11,8 +11,11 @@
  */
 #include "policy.h"
 
-static const policy *const POLICIES[RDX_POLICY_COUNT] = {NULL, &rdx_policy_fifo, &rdx_policy_lfu,
-                                                         &rdx_policy_slru, &rdx_policy_density};
+static const policy *const POLICIES[RDX_POLICY_COUNT] = {
+    [RDX_POLICY_FIFO] = &rdx_policy_fifo,     [RDX_POLICY_LFU] = &rdx_policy_lfu,
+    [RDX_POLICY_SLRU] = &rdx_policy_slru,     [RDX_POLICY_HIT_DENSITY] = &rdx_policy_density,
+    [RDX_POLICY_S3FIFO] = &rdx_policy_s3fifo, [RDX_POLICY_ARC] = &rdx_policy_arc,
+};
 
 static bool orders(const rdx_tree *t, uint32_t column) {
     return t->policy && !is_sparse(t, column);
@@ -239,6 +242,10 @@ int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
                 return RDX_ENOMEM;
             }
             p->columns[c].queue[q] = queue;
+            uint64_t runs = (uint64_t)nodes * p->rule->memory[q];
+            if (runs && rdx_ghosts_reserve(&p->columns[c].gone[q], runs) != RDX_OK) {
+                return RDX_ENOMEM;
+            }
         }
         if (p->rule->reserve && !is_sparse(t, c) && p->rule->reserve(t, c, nodes) != RDX_OK) {
             return RDX_ENOMEM;
@@ -262,6 +269,7 @@ void rdx_policy_free(rdx_tree *t) {
     for (uint32_t c = 0; t->policy->columns && c < t->columns; c++) {
         for (uint32_t q = 0; q < QUEUES; q++) {
             rdx_free_mem(t->policy->columns[c].queue[q]);
+            rdx_ghosts_free(&t->policy->columns[c].gone[q]);
         }
         if (t->policy->rule->free) {
             t->policy->rule->free(t, c);
@@ -280,7 +288,8 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     if (number == RDX_POLICY_LRU) {
         return RDX_OK;
     }
-    if (POLICIES[number]->keyed && t->check_ids && !t->key_bytes) {
+    const uint32_t *memory = POLICIES[number]->memory;
+    if ((memory[0] || memory[1]) && t->check_ids && !t->key_bytes) {
         return RDX_EARG;
     }
     t->policy = rdx_calloc(1, sizeof(*t->policy));
@@ -305,6 +314,8 @@ uint64_t rdx_policy_bytes(const rdx_tree *t) {
         bytes += (uint64_t)t->policy->nodes * sizeof(mark);
         if (!is_sparse(t, c)) {
             bytes += (uint64_t)t->policy->nodes * QUEUES * 4;
+            bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[0]);
+            bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[1]);
             bytes += t->policy->rule->bytes ? t->policy->rule->bytes(t, c) : 0;
         }
     }
@@ -352,6 +363,10 @@ const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where
     for (uint32_t q = 0; q < QUEUES; q++) {
         if (resident[q] != c->resident[q]) {
             return "a queue counts blocks that it does not have";
+        }
+        const char *fault = c->gone[q].room ? rdx_ghosts_fault(&c->gone[q]) : NULL;
+        if (fault) {
+            return fault;
         }
     }
     return t->policy->rule->fault ? t->policy->rule->fault(t, column) : NULL;

@@ -1,7 +1,7 @@
 /* policy.h: orders of eviction other than by last use alone. Not public. */
 #ifndef RDX_POLICY_H
 #define RDX_POLICY_H
-#include "tree.h"
+#include "ghosts.h"
 
 #define QUEUES 2
 
@@ -25,6 +25,9 @@ typedef struct policy_column {
     uint64_t age;              /* the key of the last victim */
     uint32_t victim;           /* found last, and nothing has changed since; or NIL */
     struct density *density;   /* what hit_density knows */
+    uint64_t target;           /* blocks that arc leaves to the first queue */
+    uint64_t turns;            /* of s3fifo: nodes that came to the end of a queue */
+    ghosts gone[QUEUES];       /* what went of a queue, where the policy remembers it */
 } policy_column;
 
 typedef struct policy {
@@ -45,8 +48,9 @@ typedef struct policy {
     void (*free)(rdx_tree *t, uint32_t column);
     uint64_t (*bytes)(const rdx_tree *t, uint32_t column); /* beside marks and queues */
     const char *(*fault)(const rdx_tree *t, uint32_t column);
-    bool keyed; /* it needs to know pages again */
-    bool drawn; /* queues have no order: their nodes are drawn from */
+    uint32_t memory[QUEUES]; /* runs for each node that are remembered when they went: it needs to
+                                know pages again */
+    bool drawn;              /* queues have no order: their nodes are drawn from */
 } policy;
 
 struct policy_state {
@@ -69,4 +73,6 @@ extern const policy rdx_policy_fifo;
 extern const policy rdx_policy_lfu;
 extern const policy rdx_policy_slru;
 extern const policy rdx_policy_density;
+extern const policy rdx_policy_s3fifo;
+extern const policy rdx_policy_arc;
 #endif

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from radix.errors import UnsupportedError
 
-NATIVE_POLICIES = ("lru", "fifo", "lfu", "slru", "hit_density")
-PLANNED_POLICIES = ("priority", "s3fifo", "arc", "cost")
+NATIVE_POLICIES = ("lru", "fifo", "lfu", "slru", "s3fifo", "arc", "hit_density")
+PLANNED_POLICIES = ("priority", "cost")
 # These know a block again that went and came back, so pages keep their keys.
-KEYED_POLICIES = ("hit_density",)
+KEYED_POLICIES = ("s3fifo", "arc", "hit_density")
 # Where whoever waits is matched, and thereby used, at every step, uses tell nothing.
 STEPPED_POLICIES = ("lru",)
 
