@@ -21,7 +21,7 @@ from radix.commands.terminal import (
     complain,
 )
 from radix.errors import CacheError
-from radix.replay.options import OptionError
+from radix.options import OptionError
 from radix.replay.traces import TraceError
 
 # In the order in which the help names them.

@@ -20,6 +20,7 @@ from radix.commands.terminal import (
     complain,
     show,
 )
+from radix.options import OptionError
 from radix.replay.chains import Chains, encode_chains
 from radix.replay.checkpoints import parse_checkpoints
 from radix.replay.model_files import model_of
@@ -28,7 +29,6 @@ from radix.replay.optimal import next_uses
 from radix.replay.options import (
     ONLINE_POLICIES,
     OPTIMAL,
-    OptionError,
     parse_budgets,
     parse_capacities,
     parse_policies,

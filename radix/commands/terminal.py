@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from radix.replay.options import OptionError
+from radix.options import OptionError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

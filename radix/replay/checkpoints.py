@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from radix.replay.options import OptionError
+from radix.options import OptionError
 from radix.replay.traces import Int64Array
 
 OPTION = "--checkpoints"

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 
 from radix.cache import PrefixCache
+from radix.options import OptionError
 from radix.replay.chains import encode_chains
 from radix.replay.checkpoints import CheckpointPolicy, Places
 from radix.replay.model_trace import BLOCK_TOKENS, ModelTrace, fit
 from radix.replay.models import Model
-from radix.replay.options import BUDGET_LIMIT_BYTES, Budget, OptionError
+from radix.replay.options import BUDGET_LIMIT_BYTES, Budget
 from radix.replay.progress import Progress
 from radix.replay.report import ModelReport, ModelRun
 from radix.replay.room import PathEnds, Room

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from radix.groups import Retention
 from radix.layout import DTYPE_BYTES, Part
+from radix.options import OptionError
 from radix.replay.models import PRESETS, Attention, Layers, Model
-from radix.replay.options import OptionError
 
 OPTION = "--model"
 RULES = ("full", "window", "chunked", "state")

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from radix.groups import Group, Rule, rule_of
+from radix.options import OptionError
 from radix.replay.chains import Chains
 from radix.replay.models import Model
-from radix.replay.options import OptionError
 from radix.replay.traces import Int32Array, Int64Array, Trace
 
 BLOCK_TOKENS = 512

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from radix.errors import CacheError
+from radix.options import OptionError, size_of
 from radix.policy.eviction import NATIVE_POLICIES
 
 ONLINE_POLICIES = NATIVE_POLICIES
@@ -26,18 +26,8 @@ _COUNT = re.compile(r"[0-9]{1,12}")
 _PERCENT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)%")
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _SEED = re.compile(r"[0-9]{1,18}")
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,12})?) ?(B|[kK]B|[MGTP]B|[KMGTP]iB)?")
 # A budget has to be counted in 64 bits, and a replay without a limit takes one that none reaches.
 BUDGET_LIMIT_BYTES = 1 << 62
-
-
-class OptionError(CacheError, ValueError):
-    """An option of the command line that cannot be used; `str()` is one line that names it."""
-
-    def __init__(self, option: str, what: str) -> None:
-        super().__init__(f"{option}: {what}")
-        self.option = option
-        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +120,17 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
     """
     budgets = []
     for entry in (part.strip() for part in text.split(",")):
-        percent, size = _PERCENT.fullmatch(entry), _SIZE.fullmatch(entry)
+        percent, size = _PERCENT.fullmatch(entry), size_of(entry)
         if percent is not None:
             budgets.append(Budget(entry, Fraction(percent[1]), True))
         elif size is not None:
-            budget = Budget(entry, Fraction(size[1]) * _unit_bytes(size[2] or "B"), False)
+            budget = Budget(entry, size, False)
             budget.bytes(0)
             budgets.append(budget)
         else:
             what = f"{entry!r} is neither a size such as 4GiB nor a percentage such as 5%"
             raise OptionError("--budget-bytes", what)
     return tuple(budgets)
-
-
-def _unit_bytes(unit: str) -> int:
-    """Bytes of a unit: powers of 1024 with an i, of 1000 without.
-
-    >>> _unit_bytes("MiB"), _unit_bytes("MB")
-    (1048576, 1000000)
-    """
-    base = 1024 if "i" in unit else 1000
-    return int(base ** (1 + "KMGTP".index(unit[0].upper()) if len(unit) > 1 else 0))
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
@@ -238,8 +218,7 @@ def parse_bytes_per_s(option: str, text: str) -> float:
     Raises:
         OptionError: it is none.
     """
-    size = _SIZE.fullmatch(text.strip())
-    value = Fraction(size[1]) * _unit_bytes(size[2] or "B") if size is not None else 0
+    value = size_of(text)
     if not value:
         raise OptionError(option, f"expected bytes a second such as 12GB, got {text!r}")
     return float(value)

@@ -26,6 +26,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from radix.options import size_text
 from radix.replay.history import History
 from radix.replay.output import draft_of
 from radix.replay.report import IndexReport, ModelReport, TieredReport
@@ -37,7 +38,6 @@ CHECKPOINT_COLOURS = {"branch+turn": "#1b6ca8", "dense": "#c0392b"}
 PART_COLOURS = {TREE: "#c0392b", BOOKS: "#e08e1a", BYTES: "#1b6ca8", REPLAY: "#a0a0a0"}
 _OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
 _WINDOWS = 48
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
@@ -317,8 +317,4 @@ def _bytes_axis(axes: Axes) -> None:
 
 def _bytes(value: float, _: object) -> str:
     """Print a number of bytes with a binary unit."""
-    unit = 0
-    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
-        value /= 1024
-        unit += 1
-    return f"{value:.4g} {_UNITS[unit]}"
+    return size_text(value)

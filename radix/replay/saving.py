@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radix.groups import Group, Rule
+from radix.options import OptionError
 from radix.policy.cost import Candidate, Compute, Hop, decide_load
 from radix.policy.rates import Rate
 from radix.replay.models import Model
-from radix.replay.options import OptionError, parse_amount, parse_bytes_per_s, parse_seconds
+from radix.replay.options import parse_amount, parse_bytes_per_s, parse_seconds
 
 _TIER = "cache"
 

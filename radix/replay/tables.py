@@ -13,11 +13,11 @@ from typing import TypeAlias
 from rich.markup import escape
 from rich.table import Table
 
+from radix.options import size_text
 from radix.replay.report import Check, IndexReport, ModelReport, TieredReport, TieredRun
 
 # The name of a row and its cell for each pass.
 Row: TypeAlias = tuple[str, list[str]]
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def index_table(report: IndexReport) -> Table:
@@ -47,7 +47,8 @@ def model_table(report: ModelReport) -> Table:
     title = (
         f"{Path(report.trace).name}, {report.model}: {report.requests:,} requests, "
         f"{report.prompt_tokens:,} tokens; all that {report.footprint_checkpoints} keeps without a "
-        f"limit is {size(report.footprint_bytes)} and hits {report.footprint_hit_tokens:,} tokens"
+        f"limit is {size_text(report.footprint_bytes)} and hits "
+        f"{report.footprint_hit_tokens:,} tokens"
     )
     table = Table(title=escape(title), title_justify="left")
     table.add_column("budget", justify="right")
@@ -56,12 +57,12 @@ def model_table(report: ModelReport) -> Table:
         table.add_column(heading, justify="right")
     for run in report.runs:
         table.add_row(
-            size(run.budget_bytes),
+            size_text(run.budget_bytes),
             escape(run.checkpoints),
             f"{run.hit_tokens:,}",
             share(run.hit_tokens, report.prompt_tokens),
             f"{run.known_tokens - run.hit_tokens:,}",
-            size(run.state_bytes),
+            size_text(run.state_bytes),
         )
     if report.odd_lengths:
         table.caption = (
@@ -79,7 +80,7 @@ def savings_table(report: ModelReport) -> Table | None:
     terms = savings[0]
     read = "on the device"
     if terms.bytes_per_s is not None and terms.latency_s is not None:
-        read = f"read at {size(int(terms.bytes_per_s))}/s after {terms.latency_s * 1e3:g} ms"
+        read = f"read at {size_text(int(terms.bytes_per_s))}/s after {terms.latency_s * 1e3:g} ms"
     table = Table(title=f"hits {read}; a GPU of {terms.flops_per_s:.3g} FLOP/s")
     table.title_justify = "left"
     table.add_column("budget", justify="right")
@@ -88,11 +89,11 @@ def savings_table(report: ModelReport) -> Table | None:
         table.add_column(heading, justify="right")
     for run, saving in zip(report.runs, savings, strict=True):
         table.add_row(
-            size(run.budget_bytes),
+            size_text(run.budget_bytes),
             escape(run.checkpoints),
             f"{saving.saved_gpu_s:,.1f}",
             f"{saving.load_s:,.1f}",
-            size(saving.loaded_bytes),
+            size_text(saving.loaded_bytes),
             f"{saving.skipped:,}",
         )
     return table
@@ -151,19 +152,6 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def size(count_bytes: float) -> str:
-    """Print a number of bytes with a binary unit.
-
-    >>> size(1536)
-    '1.5 KiB'
-    """
-    unit = 0
-    while abs(count_bytes) >= 1024 and unit < len(_UNITS) - 1:
-        count_bytes /= 1024
-        unit += 1
-    return f"{count_bytes:.4g} {_UNITS[unit]}"
-
-
 def _sections(runs: Sequence[TieredRun]) -> Iterable[list[Row]]:
     unit = f"{runs[0].unit}s" if runs else "tokens"
     yield [
@@ -188,7 +176,7 @@ def _sections(runs: Sequence[TieredRun]) -> Iterable[list[Row]]:
         for reason in _keys(run.missed_tokens for run in runs)
     ]
     yield [
-        (f"moved {direction}", [size(run.moved_bytes.get(direction, 0)) for run in runs])
+        (f"moved {direction}", [size_text(run.moved_bytes.get(direction, 0)) for run in runs])
         for direction in _keys(run.moved_bytes for run in runs)
     ]
     yield [

@@ -25,10 +25,11 @@ from radix.errors import CapacityError, TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, TransferEvent
 from radix.groups import Group
 from radix.keys import Tokens
+from radix.options import OptionError
 from radix.replay.content import Content
 from radix.replay.history import History, Sample
 from radix.replay.interrupt import Interrupt
-from radix.replay.options import OptionError, TierSizes
+from radix.replay.options import TierSizes
 from radix.replay.report import Check, TieredRun
 from radix.replay.traces import Unit
 from radix.request import Request

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from radix.cli import main
+from radix.options import OptionError
 from radix.replay.bytes import replay_bytes
 from radix.replay.content import Content
 from radix.replay.history import History
-from radix.replay.options import OptionError, TierSizes
+from radix.replay.options import TierSizes
 from radix.replay.progress import Progress
 from radix.replay.report import TieredReport, TieredRun
 from radix.replay.traces import read_trace

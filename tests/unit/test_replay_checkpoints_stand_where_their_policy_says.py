@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radix.options import OptionError
 from radix.replay.checkpoints import parse_checkpoints
-from radix.replay.options import OptionError
 
 PAGE = 16
 

@@ -13,13 +13,14 @@ import pytest
 
 from radix.groups import Retention
 from radix.layout import Part
+from radix.options import OptionError
 from radix.replay.chains import encode_chains
 from radix.replay.checkpoints import parse_checkpoints
 from radix.replay.grouped import model_report, replay_model
 from radix.replay.index import replay_index
 from radix.replay.model_trace import fit
 from radix.replay.models import Layers, Model
-from radix.replay.options import BUDGET_LIMIT_BYTES, OptionError, parse_budgets
+from radix.replay.options import BUDGET_LIMIT_BYTES, parse_budgets
 from radix.replay.progress import Progress
 from radix.replay.report import ModelReport, ModelRun
 from radix.replay.traces import Trace, read_trace

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from radix.options import OptionError
 from radix.replay.model_files import RULES, model_of
 from radix.replay.models import PRESETS
-from radix.replay.options import OptionError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "model-file.md"
 GOOD = """

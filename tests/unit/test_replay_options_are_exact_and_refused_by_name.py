@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radix.options import OptionError
 from radix.replay.options import (
-    OptionError,
     TierSizes,
     parse_budgets,
     parse_capacities,

@@ -12,6 +12,7 @@ import pytest
 from radix.cli import main
 from radix.groups import Retention
 from radix.layout import Part
+from radix.options import OptionError
 from radix.policy.cost import Compute
 from radix.policy.rates import Rate
 from radix.replay.chains import encode_chains
@@ -19,7 +20,7 @@ from radix.replay.checkpoints import parse_checkpoints
 from radix.replay.grouped import replay_model
 from radix.replay.model_trace import fit
 from radix.replay.models import Attention, Layers, Model
-from radix.replay.options import BUDGET_LIMIT_BYTES, OptionError
+from radix.replay.options import BUDGET_LIMIT_BYTES
 from radix.replay.progress import Progress
 from radix.replay.saving import Saving, Terms, parse_terms
 from radix.replay.traces import read_trace

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
+from radix.options import size_text
 from radix.replay.report import (
     Check,
     IndexReport,
@@ -21,7 +22,6 @@ from radix.replay.tables import (
     checks_table,
     index_table,
     model_table,
-    size,
     stages_table,
     tiered_table,
 )
@@ -181,7 +181,7 @@ def test_failed_check_is_told_from_a_passed_one() -> None:
 
 
 def test_sizes_have_binary_units() -> None:
-    assert [size(n) for n in (0, 1023, 1536, 1 << 30, 1 << 60)] == [
+    assert [size_text(n) for n in (0, 1023, 1536, 1 << 30, 1 << 60)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
