@@ -24,7 +24,7 @@ MISS_REASONS = (
 class Metrics:
     """Counts, by (stage, what, group or tier, ...).
 
-    Write: ``add``. Read: ``get``, ``total``, ``snapshot``, ``misses``.
+    Write: ``add``. Read: ``get``, ``total``, ``below``, ``snapshot``, ``misses``.
     """
 
     __slots__ = ("_counts",)
@@ -45,6 +45,15 @@ class Metrics:
         """The sum of all counts whose key begins with ``prefix``."""
         size = len(prefix)
         return sum(count for key, count in self._counts.items() if key[:size] == prefix)
+
+    def below(self, *prefix: str) -> dict[str, int]:
+        """Counts by the one name that follows ``prefix`` in their keys, sums where more follow."""
+        found: dict[str, int] = {}
+        size = len(prefix)
+        for key, count in self._counts.items():
+            if key[:size] == prefix and len(key) > size:
+                found[key[size]] = found.get(key[size], 0) + count
+        return found
 
     def misses(self) -> dict[str, int]:
         """Missed tokens by reason."""
