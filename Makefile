@@ -56,7 +56,7 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) setuptools cffi
 	RADIX_NATIVE_SKIP=1 $(PIP) --no-build-isolation -e '.[torch,plot,cli,test]'
-	$(PIP) --no-deps sglang
+	$(PIP) --no-deps sglang ai-dynamo-runtime
 	@touch $@
 
 demo: setup
