@@ -57,8 +57,8 @@ class Reference:
     def settle(self) -> None:
         """A path was used."""
 
-    def going(self, run: Run) -> None:
-        """A run is the victim."""
+    def going(self, run: Run, count: int) -> None:
+        """A run is the victim; up to ``count`` pages of it go."""
 
     # ------------------------------------------------------------ the trie
     def runs(self) -> list[Run]:
@@ -78,6 +78,14 @@ class Reference:
     def resident(self, queue: int) -> int:
         """Pages of the runs of a queue."""
         return sum(len(run.pages) for run in self.runs() if run.queue == queue)
+
+    def path(self, run: Run, pages: int) -> Prompt:
+        """What leads to the first ``pages`` pages of a run, and they."""
+        found: Prompt = tuple(run.pages[:pages])
+        while run.above is not None and run.above.above is not None:
+            run = run.above
+            found = (*run.pages, *found)
+        return found
 
     def _split(self, run: Run, at: int) -> Run:
         """The upper part of a run, which keeps its history; the run itself is the lower one."""
@@ -163,7 +171,7 @@ class Reference:
         """Slots of what went, in order."""
         gone: list[int] = []
         while len(gone) < count and (run := self.victim()) is not None:
-            self.going(run)
+            self.going(run, count - len(gone))
             while run.pages and len(gone) < count:
                 page = run.pages.pop()
                 gone.append(run.slots.pop())
@@ -192,7 +200,7 @@ class Lfu(Reference):
         if again:
             run.key = self.age + 1 + run.uses
 
-    def going(self, run: Run) -> None:
+    def going(self, run: Run, count: int) -> None:
         self.age = max(self.age, run.key)
 
 
@@ -214,6 +222,117 @@ class Slru(Reference):
             free[0].queue, free[0].key = 0, self.clock
 
 
+class Gone:
+    """Runs of pages that went, by the path to the first of each; the oldest first."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Prompt, int] = {}
+
+    @property
+    def pages(self) -> int:
+        """Pages of all of them."""
+        return sum(self.runs.values())
+
+    def forget_oldest(self) -> None:
+        """One run less."""
+        del self.runs[next(iter(self.runs))]
+
+    def recall(self, whole: Prompt, first: int) -> int:
+        """Pages of a path that went and are back, from page ``first`` on; nothing behind a gap."""
+        at = first
+        while at < len(whole) and whole[: at + 1] in self.runs:
+            at += self.runs.pop(whole[: at + 1])
+        return min(at, len(whole)) - first
+
+
+class S3Fifo(Reference):
+    """What came goes through a tenth of the room; what was used twice there, or comes back soon
+    after it went from there, stays in the rest for as many turns as it was used, at most three.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone, self.turns = Gone(), 0
+
+    def comes(self, run: Run) -> None:
+        whole = self.path(run, len(run.pages))
+        back = self.gone.recall(whole, len(whole) - len(run.pages))
+        self._last(run, 1 if back else 0, 0)
+
+    def used(self, run: Run, again: bool) -> None:
+        run.uses = min(run.uses, 3)
+
+    def victim(self) -> Run | None:
+        while True:
+            queue = 0 if 10 * self.resident(0) > self.resident(0) + self.resident(1) else 1
+            free = self.leaves(queue) or self.leaves(1 - queue)
+            if not free:
+                return None
+            if free[0].queue == 0 and free[0].uses >= 2:
+                self._last(free[0], 1, 0)
+            elif free[0].queue == 1 and free[0].uses:
+                self._last(free[0], 1, free[0].uses - 1)
+            else:
+                return free[0]
+
+    def going(self, run: Run, count: int) -> None:
+        going = min(count, len(run.pages))
+        first = self.path(run, len(run.pages) - going + 1)
+        self.gone.runs.pop(first, None)
+        if run.queue == 0:
+            self.gone.runs[first] = going
+        while self.gone.pages > self.resident(0) + self.resident(1):
+            self.gone.forget_oldest()
+
+    def _last(self, run: Run, queue: int, uses: int) -> None:
+        self.turns += 1
+        run.queue, run.uses, run.key = queue, uses, self.turns
+
+
+class Arc(Reference):
+    """Once used and more often used, by last use each; the room is divided between them by what
+    comes back soon after it went.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone, self.target = (Gone(), Gone()), 0
+
+    def comes(self, run: Run) -> None:
+        whole = self.path(run, len(run.pages))
+        for side, gone in enumerate(self.gone):
+            back = gone.recall(whole, len(whole) - len(run.pages))
+            if back:
+                step = max(back, back * self.gone[1 - side].pages // (gone.pages + back))
+                most = self.resident(0) + self.resident(1)
+                self.target = max(0, min(most, self.target + (-step if side else step)))
+                break
+        run.queue, run.key = int(bool(back)), self.clock
+
+    def used(self, run: Run, again: bool) -> None:
+        run.queue |= again
+        run.key = self.clock
+
+    def victim(self) -> Run | None:
+        queue = 0 if self.resident(0) > self.target else 1
+        free = self.leaves(queue) or self.leaves(1 - queue)
+        return free[0] if free else None
+
+    def going(self, run: Run, count: int) -> None:
+        going = min(count, len(run.pages))
+        first = self.path(run, len(run.pages) - going + 1)
+        for gone in self.gone:
+            gone.runs.pop(first, None)
+        self.gone[run.queue].runs[first] = going
+        once, often = self.gone
+        room = self.resident(0) + self.resident(1)
+        left = self.resident(0) - (0 if run.queue else going)
+        while once.runs and once.pages + left > room:
+            once.forget_oldest()
+        while once.pages + often.pages > room:
+            (often if often.runs else once).forget_oldest()
+
+
 class Lru(Reference):
     """What was used longest ago."""
 
@@ -221,4 +340,11 @@ class Lru(Reference):
         run.key = 0
 
 
-REFERENCES: dict[str, type[Reference]] = {"lru": Lru, "fifo": Fifo, "lfu": Lfu, "slru": Slru}
+REFERENCES: dict[str, type[Reference]] = {
+    "lru": Lru,
+    "fifo": Fifo,
+    "lfu": Lfu,
+    "slru": Slru,
+    "s3fifo": S3Fifo,
+    "arc": Arc,
+}

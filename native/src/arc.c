@@ -46,6 +46,7 @@ static uint32_t arc_choose(rdx_tree *t, uint32_t column) {
 
 static void arc_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     policy_column *c = &t->policy->columns[column];
+    c->victim = NIL; /* with fewer blocks another may go first */
     uint32_t side = mark_at(t, i, column)->queue;
     uint64_t all = t->lists[column].resident;
     ghost run = rdx_ghost_of(t, i, column, n);
@@ -61,5 +62,19 @@ static void arc_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     }
 }
 
-const policy rdx_policy_arc = {
-    .came = arc_came, .used = arc_used, .going = arc_going, .choose = arc_choose, .memory = {2, 2}};
+static const char *arc_fault(const rdx_tree *t, uint32_t column) {
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        const mark *m = mark_at(t, i, column);
+        if (node_at(t, i)->flags & NODE_LIVE && m->queue == 0 && m->uses) {
+            return "a node was used again and stands with the once used";
+        }
+    }
+    return NULL;
+}
+
+const policy rdx_policy_arc = {.came = arc_came,
+                               .used = arc_used,
+                               .going = arc_going,
+                               .choose = arc_choose,
+                               .fault = arc_fault,
+                               .memory = {2, 2}};

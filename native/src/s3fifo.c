@@ -51,7 +51,9 @@ static uint32_t s3fifo_choose(rdx_tree *t, uint32_t column) {
 }
 
 static void s3fifo_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
-    ghosts *gone = &t->policy->columns[column].gone[0];
+    policy_column *c = &t->policy->columns[column];
+    c->victim = NIL; /* with fewer blocks another may go first */
+    ghosts *gone = &c->gone[0];
     ghost run = rdx_ghost_of(t, i, column, n);
     rdx_ghosts_take(gone, run.key);
     if (mark_at(t, i, column)->queue == 0) {
@@ -62,8 +64,20 @@ static void s3fifo_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     }
 }
 
+static const char *s3fifo_fault(const rdx_tree *t, uint32_t column) {
+    const policy_column *c = &t->policy->columns[column];
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        const mark *m = mark_at(t, i, column);
+        if (node_at(t, i)->flags & NODE_LIVE && (m->uses > MOST_USES || m->key > c->turns)) {
+            return "a node stays for more uses than count, or stands behind the end of its queue";
+        }
+    }
+    return NULL;
+}
+
 const policy rdx_policy_s3fifo = {.came = s3fifo_came,
                                   .used = s3fifo_used,
                                   .going = s3fifo_going,
                                   .choose = s3fifo_choose,
+                                  .fault = s3fifo_fault,
                                   .memory = {2, 0}};

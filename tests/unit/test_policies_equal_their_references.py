@@ -34,7 +34,7 @@ class Pair:
     """A native tree and a reference of ``room`` pages that are told the same."""
 
     def __init__(self, policy: str, room: int) -> None:
-        self.tree = TreeCore(4, groups=1, tiers=1, keep_keys=False, policy=policy)
+        self.tree = TreeCore(4, groups=1, tiers=1, policy=policy)
         self.reference: Reference = REFERENCES[policy]()
         self.root = self.tree.root()
         self.room, self.used, self.numbers = room, 0, 0

@@ -1,0 +1,146 @@
+/* The checker sees each kind of damage to what a policy keeps beside the lists: queues, counts of
+ * blocks, and what is remembered of blocks that went. A sound tree is damaged in one place,
+ * rdx_check names I17, and the damage is undone. */
+#include "expect.h"
+#include "policy.h"
+
+#define PAGES 6
+#define ROOM 40
+
+static void expect(const rdx_tree *t, bool sound) {
+    char what[256];
+    int status = rdx_check(t, 1, what, sizeof what);
+    if (sound) {
+        EXPECT_EQ(status, RDX_OK);
+        return;
+    }
+    EXPECT_EQ(status, RDX_EINVARIANT);
+    if (strncmp(what, "I17:", 4) != 0) {
+        fprintf(stderr, "I17 was expected, found %s\n", what);
+        exit(1);
+    }
+}
+
+#define DAMAGE(t, place, value)                                                                    \
+    do {                                                                                           \
+        __typeof__(place) was = (place);                                                           \
+        (place) = (value);                                                                         \
+        expect(t, false);                                                                          \
+        (place) = was;                                                                             \
+        expect(t, true);                                                                           \
+    } while (0)
+
+static void serve(rdx_tree *t, rdx_handle root, uint32_t room) {
+    const uint32_t column = 0;
+    int32_t run[PAGES], slots[PAGES], gone[PAGES];
+    uint32_t n = 1 + random_below(PAGES), freed;
+    for (uint32_t i = 0; i < n; i++) {
+        run[i] = slots[i] = (int32_t)random_below(3);
+    }
+    uint64_t used = t->lists[0].resident;
+    EXPECT_EQ(rdx_evict(t, 0, used + n > room ? (uint32_t)(used + n - room) : 0, UINT64_MAX, gone,
+                        NULL, &freed),
+              RDX_OK);
+    rdx_insert made;
+    EXPECT_EQ(
+        rdx_tree_insert(t, (rdx_cursor){root, root, 0}, run, n, &column, 1, slots, NULL, 0, &made),
+        RDX_OK);
+}
+
+/* A tree whose blocks went and came back for a while. */
+static rdx_tree *build(uint32_t policy) {
+    const rdx_group full = {RDX_RULE_FULL, 1, 0, 0, 1};
+    rdx_tree_config config = {.page_bytes = 4,
+                              .check_ids = 1,
+                              .groups = 1,
+                              .tiers = 1,
+                              .key_bytes = 16,
+                              .page_tokens = 1};
+    rdx_tree *t;
+    rdx_handle root;
+    EXPECT_EQ(rdx_tree_new(&config, &full, &t), RDX_OK);
+    EXPECT_EQ(rdx_policy_set(t, policy), RDX_OK);
+    EXPECT_EQ(rdx_root_new(t, NULL, &root), RDX_OK);
+    for (uint32_t k = 0; k < 600; k++) {
+        serve(t, root, ROOM);
+        if (k % 16 == 0) {
+            expect(t, true);
+        }
+    }
+    return t;
+}
+
+static void test_damage_to_queues(rdx_tree *t) {
+    policy_column *c = &t->policy->columns[0];
+    uint32_t q = c->count[0] ? 0 : 1;
+    mark *m = mark_at(t, c->queue[q][0], 0);
+    DAMAGE(t, m->queue, 1 - m->queue);
+    DAMAGE(t, m->place, m->place + 1);
+    DAMAGE(t, m->last, t->clock + 1);
+    DAMAGE(t, c->count[q], c->count[q] - 1);
+    DAMAGE(t, c->resident[0], c->resident[0] + 1);
+    DAMAGE(t, c->resident[1], c->resident[1] - 1);
+}
+
+static void test_damage_to_what_went(rdx_tree *t, uint32_t side) {
+    ghosts *g = &t->policy->columns[0].gone[side];
+    EXPECT(g->runs > 0);
+    ghost *run = &g->ring[g->first & (g->room - 1)];
+    while (run->pages == 0) {
+        run = run + 1 < g->ring + g->room ? run + 1 : g->ring;
+    }
+    DAMAGE(t, run->key, run->key + 1);
+    DAMAGE(t, run->pages, run->pages + 1);
+    DAMAGE(t, g->blocks, g->blocks + 1);
+    DAMAGE(t, g->runs, g->runs - 1);
+    EXPECT(g->blocks <= ROOM);
+}
+
+/* Keys that all want one place of the index, taken out in another order than they came. */
+static void test_what_went_is_known_again(void) {
+    ghosts g = {0};
+    bool there[1000] = {false};
+    EXPECT_EQ(rdx_ghosts_reserve(&g, 10), RDX_OK);
+    for (uint64_t k = 0; k < 1000; k++) {
+        ghost out = rdx_ghosts_push(&g, (ghost){.key = k << 32, .pages = 1 + (uint32_t)k % 3});
+        if (out.pages) {
+            EXPECT(there[out.key >> 32]);
+            there[out.key >> 32] = false;
+        }
+        there[k] = true;
+        uint64_t back = k - random_below(k < 40 ? (uint32_t)k + 1 : 40);
+        EXPECT_EQ(rdx_ghosts_take(&g, back << 32).pages, there[back] ? 1 + back % 3 : 0);
+        there[back] = false;
+        EXPECT(rdx_ghosts_fault(&g) == NULL);
+        if (k == 500) {
+            EXPECT_EQ(rdx_ghosts_reserve(&g, 200), RDX_OK);
+        }
+    }
+    uint32_t left = 0;
+    for (uint64_t k = 0; k < 1000; k++) {
+        left += there[k];
+    }
+    EXPECT_EQ(left, g.runs);
+    while (rdx_ghosts_shift(&g).pages) {
+        left--;
+    }
+    EXPECT_EQ(left, 0);
+    EXPECT_EQ(g.blocks, 0);
+    rdx_ghosts_free(&g);
+}
+
+int main(void) {
+    rdx_tree *t = build(RDX_POLICY_S3FIFO);
+    test_damage_to_queues(t);
+    test_damage_to_what_went(t, 0);
+    DAMAGE(t, mark_at(t, t->policy->columns[0].queue[1][0], 0)->uses, 4);
+    rdx_tree_free(t);
+    t = build(RDX_POLICY_ARC);
+    test_damage_to_queues(t);
+    test_damage_to_what_went(t, 0);
+    test_damage_to_what_went(t, 1);
+    DAMAGE(t, mark_at(t, t->policy->columns[0].queue[0][0], 0)->uses, 1);
+    rdx_tree_free(t);
+    test_what_went_is_known_again();
+    return 0;
+}
