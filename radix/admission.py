@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from radix.arguments import at_least_one
-from radix.errors import NeverFitsError
+from radix.errors import CapacityError, NeverFitsError
 from radix.groups import Group, Rule, check_groups, rule_of
 from radix.lifecycle import Work
+from radix.plan import Pages
 from radix.policy.checkpoint import ROLLING, alignment
 from radix.residency import Residency
 from radix.tier import Slots, Tier
@@ -155,38 +156,77 @@ def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:
     return taken
 
 
-def leave_windows(work: Work, transfers: Transfers, groups: Sequence[int]) -> bool:
-    """Lets go of what a request holds beyond ``blocks_needed``; whether there was something.
+@dataclass(slots=True)
+class LeftWindows:
+    """What one request let go of behind its windows: by group, ``gone``, the pages at which blocks
+    end, and their slots. Until ``settle`` it can be taken back, by ``undo``.
+    """
+
+    work: Work
+    residency: Residency
+    transfers: Transfers
+    gone: dict[int, tuple[Pages, Slots]]
+
+    def room(self, group: int) -> int:
+        """Slots that ``settle`` frees: of an older epoch, and read by nobody else."""
+        _, slots = self.gone.get(group, (None, ()))
+        alone = {-self.work.hop}
+        return sum(self.transfers.fenced.get((0, group, int(slot))) == alone for slot in slots)
+
+    def settle(self) -> None:
+        """It stays so. Idempotent. Cost: the slots in quarantine."""
+        for group, (_, slots) in self.gone.items():
+            places = {(0, group, slot) for slot in slots.tolist()}
+            self.transfers.let_go(-self.work.hop, places)
+
+    def undo(self) -> None:
+        """The request holds again what it let go of, as far as it was not evicted meanwhile."""
+        tree = self.residency.tree
+        for group, (pages, slots) in self.gone.items():
+            held, count = self.work.held[group], int(pages[-1]) + 1
+            end = tree.lease_end(self.work.at.root, self.work.ahead or self.work.lease)
+            there = self.residency.blocks(end, group, 0, 0, count)[pages] == slots
+            fenced = [(0, group, slot) in self.transfers.fenced for slot in slots.tolist()]
+            kept = pages[there | np.array(fenced, np.bool_)]
+            if len(kept):
+                first = int(kept[0]) + 1 - held.rule.block_pages + held.rule.lookahead_pages
+                _hold_from(self.work, tree, group, first)
+                held.slots[kept] = slots[np.isin(pages, kept)]
+
+
+def leave_windows(
+    work: Work, residency: Residency, transfers: Transfers, groups: Sequence[int]
+) -> LeftWindows | None:
+    """Lets go of what a request holds beyond ``blocks_needed``; None where there is nothing.
 
     Where nothing more of it enters the tree, its lease ends where it did, and goes on pinning
     windows that the request has left: what lies behind the one that it reads now may go (R1).
     ``groups``: those that do not keep everything. Cost: its pages.
     """
     if not work.stale and (work.cacheable is None or work.computed < work.cacheable):
-        return False
-    left = False
+        return None
+    left = LeftWindows(work, residency, transfers, {})
     for group in groups:
         held = work.held[group]
         first = held.rule.first_page(work.computed // held.rule.page_tokens)
         gone = np.flatnonzero((held.slots[:first] != NO_SLOT) & ~held.own[:first])
         if held.rule.per_position or not len(gone):
             continue
-        _hold_from(work, transfers.tree, group, first + held.rule.lookahead_pages)
-        places = {(0, group, slot) for slot in held.slots[gone].tolist()}
-        transfers.let_go(-work.hop, places)
+        _hold_from(work, residency.tree, group, first + held.rule.lookahead_pages)
+        left.gone[group] = gone, held.slots[gone]
         held.slots[gone] = NO_SLOT
-        left = True
-    return left
+    return left if left.gone else None
 
 
-def take_equal(work: Work, residency: Residency) -> bool:
-    """Blocks that its second lease pins behind the hit, because a group looks ahead, count instead
-    of equal ones of its own, which go; whether there were any. Nothing while a step is under way,
-    which may read them. Cost: those pages.
+def equal_blocks(work: Work, residency: Residency) -> dict[int, tuple[Pages, Slots]]:
+    """By group the pages behind the hit, where a group looks ahead, of which the request has blocks
+    of its own though its second lease pins equal ones, with the slots of those. None while a step
+    is under way, which may read them. Cost: those pages.
     """
+    found: dict[int, tuple[Pages, Slots]] = {}
     if not work.ahead or work.waiting:
-        return False
-    end, found = residency.tree.lease_end(work.at.root, work.ahead), False
+        return found
+    end = residency.tree.lease_end(work.at.root, work.ahead)
     for group, held in enumerate(work.held):
         rule, first = held.rule, work.inserted
         last = min(end.pages - rule.lookahead_pages, work.computed // rule.page_tokens)
@@ -195,9 +235,68 @@ def take_equal(work: Work, residency: Residency) -> bool:
         have = residency.blocks(end, group, 0, first, last - first)
         twice = first + np.flatnonzero(held.own[first:last] & (have != NO_SLOT))
         if len(twice):
-            residency.tiers[0].abort(group, held.slots[twice])
-            held.slots[twice], held.own[twice], found = have[twice - first], False, True
+            found[group] = twice, have[twice - first]
     return found
+
+
+def reserve_more(
+    work: Work, residency: Residency, counts: Sequence[int], left: LeftWindows | None
+) -> list[Slots]:
+    """``reserve_all`` for one that runs. Where room is short it goes on without the blocks that it
+    has twice (``equal_blocks``) and with what ``left`` frees, if that is enough. ``CapacityError``
+    where it is not: but for what was evicted all is as before.
+    """
+    try:
+        return reserve_all(residency, counts)
+    except CapacityError:
+        equal = {
+            group: blocks
+            for group, blocks in equal_blocks(work, residency).items()
+            if counts[group]
+        }
+        for group, count in enumerate(counts):
+            freed = len(equal[group][0]) if group in equal else 0
+            freed += left.room(group) if left is not None else 0
+            alone = not residency.tiers[0].capability.shares_bytes
+            if alone and count and count > residency.available(0, group) + freed:
+                raise
+        if not equal and left is None:
+            raise
+    if left is not None:
+        left.settle()
+    for group, (pages, slots) in equal.items():
+        held = work.held[group]
+        residency.tiers[0].abort(group, held.slots[pages])
+        held.slots[pages], held.own[pages] = slots, False
+    return reserve_all(residency, counts)
+
+
+def reserve_leaving(
+    work: Work,
+    residency: Residency,
+    transfers: Transfers,
+    counts: Sequence[int],
+    groups: Sequence[int],
+) -> list[Slots]:
+    """``reserve_all`` for one that runs, which leaves its windows where that makes the room.
+    ``CapacityError``: but for what was evicted all is as before. ``groups``: as in
+    ``leave_windows``.
+    """
+    if not any(counts):  # as one asks who needs no more, of a tier that is off too
+        return [np.empty(0, np.int32) for _ in counts]
+    try:
+        return reserve_all(residency, counts)
+    except CapacityError:
+        left = leave_windows(work, residency, transfers, groups)
+        if left is None:
+            raise
+    try:
+        slots = reserve_more(work, residency, counts, left)
+    except BaseException:
+        left.undo()
+        raise
+    left.settle()
+    return slots
 
 
 def _hold_from(work: Work, tree: TreeCore, group: int, first: int) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from radix.admission import leave_windows, reserve_all
+from radix.admission import reserve_all, reserve_leaving
 from radix.errors import CapacityError, InvariantError, RequestError, TierError
 from radix.events import RequestState
 from radix.lifecycle import LIVE, Fence, Fences, Work
@@ -181,27 +181,20 @@ class Keeping:
                 f"chunk is {chunk}, expected at most the {work.chunk} tokens of the admission"
             )
         upto = min(-(-(work.told + chunk) // self.page_tokens), work.pages)
+        counts, bare = [0] * len(work.held), {}
         for group, held in enumerate(work.held):
-            if not held.reuses:
-                continue
-            ends = held.ends(work.told // self.page_tokens, len(held.slots))
-            size = held.rule.block_pages
-            ends = ends[ends - size + 1 < upto]
-            bare = ends[held.slots[ends] == NO_SLOT]
-            if len(bare) > len(held.spare):
-                held.spare += self._more(work, group, len(bare) - len(held.spare))
-            held.slots[bare] = held.spare[: len(bare)]
-            held.own[bare] = True
-            del held.spare[: len(bare)]
-
-    def _more(self, work: Work, group: int, count: int) -> list[int]:
-        try:
-            slots = self.residency.reserve(0, group, count)
-        except CapacityError:
-            if not leave_windows(work, self.transfers, self.parts):
-                raise
-            slots = self.residency.reserve(0, group, count)
-        return list(slots.tolist())
+            if held.reuses:
+                ends = held.ends(work.told // self.page_tokens, len(held.slots))
+                ends = ends[ends - held.rule.block_pages + 1 < upto]
+                bare[group] = ends[held.slots[ends] == NO_SLOT]
+                counts[group] = max(0, len(bare[group]) - len(held.spare))
+        fresh = reserve_leaving(work, self.residency, self.transfers, counts, self.parts)
+        for group, ends in bare.items():
+            held = work.held[group]
+            held.spare += fresh[group].tolist()
+            held.slots[ends] = held.spare[: len(ends)]
+            held.own[ends] = True
+            del held.spare[: len(ends)]
 
     # ------------------------------------------------------------ into the tree
     def insert(self, work: Work, full: int, reuse: Fence) -> None:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from radix._native import Match
 from radix.admission import (
+    LeftWindows,
     blocks_needed,
     check_fits,
     leave_windows,
-    reserve_all,
-    take_equal,
+    reserve_more,
 )
 from radix.content import Prompt
 from radix.ending import Ending
@@ -281,15 +281,20 @@ class Requests:
             if not held.rule.everywhere:
                 needed[group] = owned[group] + counts[group]  # what fell behind was given back
         check_fits(self.residency, needed)  # before a window is left: nothing has changed
-        for group, held in enumerate(work.held):
-            if held.reuses and not held.rule.per_position:
-                counts[group] = self._more(work, group, needed[group] - owned[group], pages)
+        left: LeftWindows | None = None
         try:
-            more = reserve_all(self.residency, counts)
-        except CapacityError:
-            if not take_equal(work, self.residency):
-                raise
-            more = reserve_all(self.residency, counts)
+            for group, held in enumerate(work.held):
+                if held.reuses and not held.rule.per_position:
+                    short = needed[group] - owned[group]
+                    left = self._leave(work, group, short, pages) if left is None else left
+                    counts[group] = self._more(work, group, short, pages, left)
+            more = reserve_more(work, self.residency, counts, left)
+        except BaseException:
+            if left is not None:
+                left.undo()
+            raise
+        if left is not None:
+            left.settle()
         for held, slots in zip(work.held, more, strict=True):
             old = len(held.slots)
             held.grow(pages)
@@ -300,7 +305,15 @@ class Requests:
                 held.slots[ends], held.own[ends] = slots, True
         work.pages = pages
 
-    def _more(self, work: Work, group: int, short: int, pages: int) -> int:
+    def _leave(self, work: Work, group: int, short: int, pages: int) -> LeftWindows | None:
+        """Lets go of windows that were left, where that many slots of a group are not there."""
+        if min(short, pages - work.pages) <= self.residency.available(0, group):
+            return None
+        return leave_windows(work, self.residency, self.transfers, self.keeping.parts)
+
+    def _more(
+        self, work: Work, group: int, short: int, pages: int, left: LeftWindows | None
+    ) -> int:
         """Slots that a group whose pages reuse them gets for more pages: up to all that it ever
         holds at once. Where there are too few, the blocks of the tree's in its window fund some:
         they fall behind, and leave room, before those slots are needed (R1). Not so of what the
@@ -308,9 +321,8 @@ class Requests:
         """
         held = work.held[group]
         more = max(0, min(short, pages - work.pages))
-        if more > self.residency.available(0, group):
-            leave_windows(work, self.transfers, self.keeping.parts)
-        if more > self.residency.available(0, group):
+        room = self.residency.available(0, group) + (left.room(group) if left else 0)
+        if more > room:
             step = -(-(work.told + (work.chunk or 0)) // self.page_tokens)
             ends = held.ends(work.told // self.page_tokens, min(step, pages))
             bare = int((ends >= len(held.slots)).sum())

@@ -138,7 +138,9 @@ def test_window_that_is_left_in_parts_is_pinned_where_it_is_read() -> None:
     work, hit = waiter.request._work, waiter.request.hit_tokens
     for upto in range(hit + 1, 31):
         assert compute(waiting, waiter, upto)
-        leave_windows(work, cache.transfers, [1])
+        left = leave_windows(work, cache.residency, cache.transfers, [1])
+        if left is not None:
+            left.settle()
         assert bool(work.apart) == (upto < hit + 8), "what is left of it is held on its own"
         cache.check()
         cache.evict(1, 100)  # as somebody else who needs room would
