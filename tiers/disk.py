@@ -205,7 +205,7 @@ class DiskTier(PooledTier):
         return self._books.capacity(group, beside)
 
     def free_blocks(self, group: int) -> int:
-        """Blocks that ``reserve`` would give. Cost: the segments."""
+        """Blocks that ``reserve`` would give. Cost: O(1); see ``SlabAllocator.available``."""
         return self._books.allowed(group) if self._mode is TierMode.ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:

@@ -91,8 +91,8 @@ class DiskBooks:
         return self.slab.occupied(group) - self._leaving[group]
 
     def allowed(self, group: int) -> int:
-        """Slots that may be given out: free ones, and those whose removal is under way. Cost: the
-        segments.
+        """Slots that may be given out: free ones, and those whose removal is under way. Cost: as
+        ``SlabAllocator.available``.
         """
         room = self.capacity(group) - self.resident(group)
         return max(0, min(room, self.slab.available(group) + self._leaving[group]))

@@ -160,7 +160,7 @@ class HostTier(CopyingTier):
         return self._slab.capacity(group, beside)
 
     def free_blocks(self, group: int) -> int:
-        """Blocks that ``reserve`` could give now, lending segments. Cost: the segments."""
+        """Blocks that ``reserve`` could give now, lending segments. Cost: mostly O(1)."""
         return self._slab.available(group) if self._mode is TierMode.ON else 0
 
     def reserve(self, group: int, count: int) -> Slots:

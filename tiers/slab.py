@@ -119,6 +119,9 @@ class SlabAllocator:
         self._lent_count = 0
         self._lent: list[int] = []
         self._returned: list[int] = []
+        # by class the slots of segments that it could be lent; gone where a segment changes hands,
+        # fills or empties
+        self._to_lend: dict[int, int] = {}
 
     # ------------------------------------------------------------------ questions
 
@@ -149,11 +152,12 @@ class SlabAllocator:
 
     def available(self, cls: int) -> int:
         """Slots that ``reserve`` could give now: free ones, those of segments not lent, and those
-        of wholly free segments of other classes, up to the capacity. Cost: the segments.
+        of wholly free segments of other classes, up to the capacity. Cost: O(1), and the segments
+        after one of them changed hands, or was the last to empty or the first to be used.
         """
-        there = self._pools[cls].count(FREE) + sum(
-            self.slots_in(cls, segment) for segment in self._obtainable(cls)
-        )
+        if (to_lend := self._to_lend.get(cls)) is None:
+            to_lend = self._to_lend[cls] = self._lendable(cls)
+        there = self._pools[cls].count(FREE) + to_lend
         return max(0, min(there, self.capacity(cls) - self.occupied(cls)))
 
     def count(self, cls: int, state: int) -> int:
@@ -294,6 +298,7 @@ class SlabAllocator:
         if not self._pools[cls].retire(first, self.slots_in(cls, segment)):
             raise InvariantError("I7", f"segment {segment} counts as free, its slots do not")
         self._owner[segment] = UNLENT
+        self._to_lend.clear()
         self._lent_count -= 1
         self._returned.append(segment)
 
@@ -310,12 +315,14 @@ class SlabAllocator:
         if self.owner(segment) != UNLENT or unlent < 2 + len(self.classes):
             return False
         self._owner[segment] = HELD
+        self._to_lend.clear()
         return True
 
     def unhold(self, segment: int) -> None:
         """Makes a held segment unlent again."""
         if self.owner(segment) == HELD:
             self._owner[segment] = UNLENT
+            self._to_lend.clear()
 
     def ban(self, segment: int) -> None:
         """Takes a segment out of use for good: nothing free in it is given out again, and what is
@@ -325,6 +332,7 @@ class SlabAllocator:
         if segment >= len(self._owner):
             return
         self._banned.add(segment)
+        self._to_lend.clear()
         if cls < 0:
             self._out_of_use += cls != BANNED and segment < self.segments
             self._owner[segment] = BANNED
@@ -359,6 +367,9 @@ class SlabAllocator:
                 raise InvariantError("I8", f"class {cls}: {slots} slots lent, the pool disagrees")
             if int(self._busy[mine].sum()) != self.occupied(cls):
                 raise InvariantError("I8", f"class {cls}: busy counts and pool disagree")
+        for cls, to_lend in self._to_lend.items():
+            if to_lend != (found := self._lendable(cls)):
+                raise InvariantError("I12", f"class {cls}: {to_lend} slots to lend, not {found}")
         if np.any(self._busy < 0) or np.any(self._busy[self._owner < 0]):
             raise InvariantError("I7", "a segment that is not lent has slots in use")
 
@@ -381,6 +392,9 @@ class SlabAllocator:
                 counts[other] -= 1
                 result.append(int(segment))
         return result
+
+    def _lendable(self, cls: int) -> int:
+        return sum(self.slots_in(cls, segment) for segment in self._obtainable(cls))
 
     def _give_back(self, cls: int, slots: Slots, source: int) -> None:
         pool = self._pools[cls]
@@ -408,6 +422,7 @@ class SlabAllocator:
 
     def _lend(self, cls: int, segments: Sequence[int]) -> None:
         kind, pool = self.classes[cls], self._pools[cls]
+        self._to_lend.clear()
         for segment in segments:
             while self._covered[cls] <= segment:
                 # The pool's numbers run on without a gap; what is not lent is retired at once.
@@ -427,4 +442,9 @@ class SlabAllocator:
 
     def _count(self, cls: int, slots: Slots, sign: int) -> None:
         segments, _ = self.place(cls, slots)
+        alone = len(self.classes) == 1  # then nobody else has an empty segment to give
+        if not alone and sign > 0 and not self._busy[segments].all():
+            self._to_lend.clear()
         np.add.at(self._busy, segments, sign)
+        if not alone and sign < 0 and not self._busy[segments].all():
+            self._to_lend.clear()

@@ -82,8 +82,9 @@ def test_slots_have_one_owner_whatever_is_called(
                     held[cls, slot] = USED if word == "commit" else QUARANTINE
                 else:
                     del held[cls, slot]
-        slab.check()
+        slab.check()  # what is remembered of segments to lend is what they are (I12)
         _assert_apart(slab, held)
+        assert all(slab.available(each) >= 0 for each in range(len(SIZES)))  # remembers it
         for each in range(len(SIZES)):
             count_of = sum(1 for c, _ in held if c == each)
             assert slab.occupied(each) == count_of <= slab.capacity(each)
@@ -100,6 +101,26 @@ def _misuse(slab: SlabAllocator, cls: int, mine: dict[int, int]) -> None:
                 with pytest.raises(SlotError):
                     call(cls, slots)
     assert before == [slab.available(each) for each in range(len(SIZES))]
+
+
+def test_what_is_free_is_not_counted_segment_by_segment_each_time() -> None:
+    """Each store and each admission asks it: over a terabyte of segments it took milliseconds."""
+    slab = SlabAllocator(SIZES, limit_bytes=2000 * SEGMENT, segment_bytes=SEGMENT)
+    slots = slab.reserve(0, 20)
+    assert slots is not None
+    found: list[int] = []
+    lendable = slab._lendable
+    slab._lendable = lambda cls: found.append(cls) or lendable(cls)  # type: ignore[method-assign]
+    for _ in range(50):
+        assert slab.available(0) == 1998 * 8 - 20
+        more = slab.reserve(0, 2)
+        assert more is not None
+        slab.abort(0, more)
+    assert found in ([], [0])
+    slab.commit(0, slots)
+    slab.free(0, slots)
+    assert slab.available(1) == 1998 * 4 and found[-1] == 1, "its segments are empty now"
+    slab.check()
 
 
 def test_a_class_can_always_get_one_segment() -> None:
