@@ -22,6 +22,7 @@ import numpy.typing as npt
 from radix.errors import TierUnavailableError
 from radix.groups import Group
 from radix.tier import Records, Restored
+from tiers.description import write_description
 from tiers.disk_books import DiskBooks, headroom_blocks
 from tiers.disk_survivors import columns_of, newest_alone, sound, within_limit
 from tiers.format import (
@@ -166,7 +167,7 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             files.failed |= failed
             undo.callback(files.close)
             mark = fingerprint(groups, page_bytes, geometry)
-            opening = _Opening(config, groups, dtype, plan, mark, files, locks)
+            opening = _Opening(config, groups, page_bytes, dtype, plan, mark, files, locks)
             opened = _read_or_start_cold(opening)
             undo.callback(opened.index.close)
             # Syncing a file does not make its name durable; these may be of a process that died.
@@ -277,6 +278,7 @@ class _Opening:
 
     config: DiskConfig
     groups: tuple[Group, ...]
+    page_bytes: int
     dtype: np.dtype[np.void]
     plan: SpacePlan
     mark: bytes
@@ -310,6 +312,12 @@ def _read_index(opening: _Opening) -> OpenDisk:
             _compact(opening)
             index = _open_index(opening)
             opened = replace(opened, index=index)
+        with contextlib.suppress(lmdb.Error):  # the blocks matter more
+            index.describe(
+                write_description(
+                    opening.mark, opening.groups, opening.page_bytes, opening.config.limit_bytes
+                )
+            )
     except BaseException:
         index.close()
         raise

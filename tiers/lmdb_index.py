@@ -7,7 +7,7 @@ call. Keeps I25's index half: what a commit names is durable when it returns, al
     records-<print>    id, 8 bytes, BE      one packed record (tiers.format.record_dtype)
     payload-<print>    id, 8 bytes, BE      the block (payload="lmdb")
     namespaces         number, 4 bytes, BE  fingerprint, canonical bytes
-    state              name                 epoch, 8 bytes, LE
+    state              name                 epoch, 8 bytes, LE; the description of the groups
 
 Each layout fingerprint has tables of its own: those of another one are dropped whole at opening.
 """
@@ -33,6 +33,7 @@ from tiers.views import Cut, checksums, copy_blocks, cut_planes, run_sums
 
 PAGE_BYTES = 4096
 MAX_TABLES = 128
+DESCRIPTION = b"description"  # in the table of states
 SCAN_CHUNK = 200  # values alive at once: more of them cost the memory allocator time
 Records = npt.NDArray[np.void]
 Ids = npt.NDArray[np.uint64]
@@ -254,6 +255,16 @@ class LmdbIndex:
             _, added = cursor.putmulti(items, dupdata=False, append=True)
         if added != len(items):
             raise lmdb.Error(f"{len(items) - added} of {len(items)} ids are not new")
+
+    def describe(self, text: bytes) -> None:
+        """Says in the directory what its blocks are, durably; the same text again writes nothing.
+        Raises ``lmdb.Error``.
+        """
+        with self._reading() as txn:
+            if bytes(txn.get(DESCRIPTION, b"", db=self._state)) == text:
+                return
+        with self._env.begin(write=True) as txn:
+            txn.put(DESCRIPTION, text, db=self._state)
 
     def renew(self) -> None:
         """Begins the next epoch, durably: what has a record of an older one is not found at the

@@ -63,10 +63,15 @@ class SlabFiles:
     ``path_of``, ``bytes_on_disk``.
     """
 
-    def __init__(self, paths: Sequence[Path], segment_bytes: int, *, direct: bool) -> None:
-        """Opens nothing yet. ``direct``: with O_DIRECT."""
+    def __init__(
+        self, paths: Sequence[Path], segment_bytes: int, *, direct: bool, writable: bool = True
+    ) -> None:
+        """Opens nothing yet. ``direct``: with O_DIRECT; ``writable``: else for reading alone, and
+        a file that is not there is an error.
+        """
         self.segment_bytes = segment_bytes
         self.direct = direct
+        self._writable = writable
         self.failed: set[int] = set()
         self._paths = tuple(paths)
         self._open: dict[tuple[int, int], int] = {}
@@ -88,8 +93,9 @@ class SlabFiles:
         descriptor = self._open.get((path, file))
         if descriptor is None:
             name = self._file(path, file)
-            fresh = not name.exists()
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
+            fresh = self._writable and not name.exists()
+            access = os.O_RDWR | os.O_CREAT if self._writable else os.O_RDONLY
+            flags = access | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
             descriptor = os.open(name, flags, 0o600)
             self._open[path, file] = descriptor
             if fresh:  # syncing a file does not make its name durable
