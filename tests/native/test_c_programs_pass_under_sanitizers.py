@@ -7,24 +7,17 @@ was written, so that what the allocator had left there decided (``native/tests/t
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "native"
-SOURCES = sorted((NATIVE / "src").glob("*.c"))
-PROGRAMS = sorted((NATIVE / "tests").glob("test_*.c"))
+from tests.native.cprograms import NATIVE, PROGRAMS, SOURCES, compile_all, run_program
+
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-fsanitize=thread",)
-FLAGS = ("-std=c11", "-g", "-O1", "-fno-omit-frame-pointer", "-pthread")
-WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 LONG = {"test_copy", "test_keys"}  # they compute on a caller's bytes, and take long there
-INCLUDE = (f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}")
 
 
 def lacks(sanitizers: tuple[str, ...], folder: Path) -> str:
@@ -39,52 +32,6 @@ def lacks(sanitizers: tuple[str, ...], folder: Path) -> str:
         return f"gcc lacks the libraries of {sanitizers[0]}"
     ran = subprocess.run([program], capture_output=True)
     return "" if ran.returncode == 0 else f"{sanitizers[0]} does not run on this kernel"
-
-
-def compile_all(sources: list[Path], sanitizers: tuple[str, ...], folder: Path) -> list[Path]:
-    """Compile sources into ``folder``, two at a time."""
-
-    def one(source: Path) -> Path:
-        target = folder / f"{source.parent.name}-{source.stem}.o"
-        command = [
-            "gcc",
-            *FLAGS,
-            *WARNINGS,
-            *sanitizers,
-            *INCLUDE,
-            "-c",
-            str(source),
-            "-o",
-            str(target),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert not done.stderr, done.stderr
-        return target
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, sources))
-
-
-def run_program(
-    program: Path, objects: list[Path], sanitizers: tuple[str, ...], under: tuple[str, ...] = ()
-) -> None:
-    """Link and run one program in an empty folder of its own, and expect it to leave nothing."""
-    folder = objects[0].parent
-    executable = folder / program.stem
-    [main] = compile_all([program], sanitizers, folder)
-    command = ["gcc", *sanitizers, str(main), *map(str, objects), "-pthread", "-o", str(executable)]
-    linked = subprocess.run(command, capture_output=True, text=True)
-    assert linked.returncode == 0, linked.stderr
-    place = folder / f"{program.stem}-files"
-    place.mkdir()
-    variables = dict(os.environ, ASAN_OPTIONS="detect_leaks=1", TSAN_OPTIONS="halt_on_error=1")
-    command = [*under, str(executable)]
-    done = subprocess.run(
-        command, cwd=place, env=variables, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not list(place.iterdir())
 
 
 @pytest.fixture(scope="module")
