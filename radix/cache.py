@@ -41,7 +41,8 @@ from radix.ownership import AdoptedSlots, Ownership, rows_for_prompt
 from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.cost import Economy
-from radix.policy.eviction import KEYED_POLICIES, check_policy
+from radix.policy.eviction import KEYED_POLICIES, EvictionPolicy, check_policy
+from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
 from radix.prefetching import Prefetches
 from radix.prompts import Prompts
@@ -79,7 +80,7 @@ class PrefixCache(Stepping, Traffic):
         page_tokens: int = 16,
         keys: str = "tokens",
         ownership: Ownership = Ownership.OWNED,
-        policy: str = "lru",
+        policy: str | EvictionPolicy = "lru",
         write: str = "write_through",
         events: bool = False,
         clock: Callable[[], int] = lambda: 0,
@@ -121,7 +122,8 @@ class PrefixCache(Stepping, Traffic):
         self._clock = self.agreement.clock
         self.gate = Gate()
         self._dropped: deque[int] = deque()
-        known_again = events or len(placed) > 1 or self._lent or policy in KEYED_POLICIES
+        order = check_policy(policy)
+        known_again = events or len(placed) > 1 or self._lent or order in KEYED_POLICIES
         self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
         self.tree = TreeCore(
             self.keys.page_bytes,
@@ -130,9 +132,10 @@ class PrefixCache(Stepping, Traffic):
             page_tokens=self.page_tokens,
             check_ids=not self.keys.opaque,
             keep_keys=known_again or placed[0].capability.persistent,
-            policy=check_policy(policy),
+            policy=order,
             seed=seed,
         )
+        ask_policy(self.tree, policy, self.metrics, self.gate)
         self._home = Home(self.tree, self._dropped, self.gate)
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
         stream = self._events if events else None

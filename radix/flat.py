@@ -138,6 +138,8 @@ def evict(tree: TreeCore, column: int, count: int) -> tuple[Slots, Keys, Handles
     keys = np.empty((count, tree.page_bytes), np.uint8)
     roots = np.empty(count, np.uint64)
     freed = ffi.new("uint32_t *")
+    if tree.before_choice is not None:
+        tree.before_choice(column)
     raise_status(
         lib.rdx_flat_evict(
             tree.native,

@@ -11,13 +11,18 @@ import os
 # strikes between the taking and the ``with`` block, and the cache could not even be closed; a lock
 # that its own thread may take again is no harm to that thread.
 from _thread import RLock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 from weakref import WeakSet
 
 from radix.errors import BusyError, ClosedError
 
 _GATES: WeakSet[Gate] = WeakSet()
+
+
+def _nobody(_: bool) -> bool:
+    return False
 
 
 class Gate:
@@ -47,6 +52,16 @@ class Gate:
     def __exit__(self, *error: object) -> None:
         self.leave()
 
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        """Nobody comes in, not even who is inside: a user's own code is asked in between."""
+        take, self.take = self.take, _nobody
+        try:
+            yield
+        finally:
+            if self.take is _nobody:  # and no child of a fork
+                self.take = take
+
     def refuse(self) -> NoReturn:
         """Says why there is no way in."""
         if self._parent:
@@ -56,6 +71,8 @@ class Gate:
             )
         if self.closed:
             raise ClosedError("the cache was closed")
+        if self.take is _nobody:
+            raise BusyError("what a cache asks may not call the cache")
         raise BusyError("a call came while another thread's call on this cache was running")
 
     def close(self) -> None:

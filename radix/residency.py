@@ -248,6 +248,8 @@ class Residency:
         """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
         slots = np.empty(count, np.int32)
         ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
+        if self.tree.before_choice is not None:
+            self.tree.before_choice(column)
         freed = tree_evict(self.tree.capsule, column, count, upto, slots, ids)
         return slots[:freed], None if ids is None else ids[:freed]
 

@@ -40,7 +40,8 @@ from radix.metrics import Metrics
 from radix.namespaces import Namespaces
 from radix.ownership import Ownership
 from radix.plan import Pages
-from radix.policy.eviction import check_policy
+from radix.policy.eviction import EvictionPolicy, check_policy
+from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
 from radix.reservations import Reservations
 from radix.tier import Keys, Restored, Slots, Tier, TierMode, Urgency
@@ -80,7 +81,7 @@ class FlatStore(FlatAsking):
         *,
         key_bytes: int = HASHED_BYTES,
         ownership: Ownership = Ownership.OWNED,
-        policy: str = "lru",
+        policy: str | EvictionPolicy = "lru",
         write: str = "write_through",
         events: bool = False,
         clock: Callable[[], int] = lambda: 0,
@@ -115,15 +116,17 @@ class FlatStore(FlatAsking):
         self._events: list[Event] = []
         self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
+        order = check_policy(policy)
         self.tree = TreeCore(
             self.key_bytes,
             groups=len(self.groups),
             tiers=len(self.tiers),
             check_ids=False,
             keep_keys=False,
-            policy=check_policy(policy),
+            policy=order,
             seed=seed,
         )
+        ask_policy(self.tree, policy, self.metrics, self.gate)
         layout = _FLAT_LAYOUT | self.key_bytes
         self._spaces = Namespaces(self.tree, self.groups, layout, placed=False)
         stream = self._events if events else None

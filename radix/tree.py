@@ -7,7 +7,7 @@ prefix, never another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,7 @@ class TreeCore(Steps):
         )
         self.native = ffi.cast("rdx_tree *", tree_address(self.capsule))
         set_policy(self.native, policy)
+        self.before_choice: Callable[[int], None] | None = None  # of what goes in a column
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
@@ -331,6 +332,8 @@ class TreeCore(Steps):
         most ``upto``. ``slots`` and ``ids`` (len, 16) receive what went, in a full group children
         before parents. Cost: the blocks freed.
         """
+        if self.before_choice is not None:
+            self.before_choice(column)
         return tree_evict(self.capsule, column, len(slots), upto, slots, ids)
 
     def forget(
@@ -355,6 +358,8 @@ class TreeCore(Steps):
 
     def next_victim(self, column: int) -> int | None:
         """The stamp of the block that would go next (0: no hit can need it), or None."""
+        if self.before_choice is not None:
+            self.before_choice(column)
         stamp = tree_peek(self.capsule, column)
         return None if stamp == AT_ANY_AGE else stamp
 

@@ -403,17 +403,45 @@ int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32
 #define RDX_POLICY_LFU 2  /* the fewest uses on top of the key of the last victim at that time */
 #define RDX_POLICY_SLRU 3 /* what was used once, then the rest; the rest is at most four fifths */
 #define RDX_POLICY_HIT_DENSITY                                                                     \
-    4 /* the fewest hits to expect, learned; LRU where that does better */
-#define RDX_POLICY_S3FIFO                                                                          \
-    5                    /* three queues: what came, what was used twice there, keys of the rest */
-#define RDX_POLICY_ARC 6 /* once and more often used, in shares that what went and came back sets  \
-                          */
-#define RDX_POLICY_COUNT 7
+    4                       /* the fewest hits to expect, learned; LRU where that does better */
+#define RDX_POLICY_S3FIFO 5 /* three queues: what came, what was used twice there, what went */
+#define RDX_POLICY_ARC 6    /* once or more often used, in shares that what comes back sets */
+#define RDX_POLICY_GIVEN 7  /* the least key, of those that are given from outside (given.c) */
+#define RDX_POLICY_COUNT 8
 /* Sets the policy of a tree that has no pages yet, at most once. RDX_EARG: it has, or there is no
  * such policy, or it has to know pages again and they have no keys and are none. The order of last
- * use costs nothing; others take 40 bytes for each node and column (hit_density 200), and make a
- * node of each run of pages that is inserted. */
+ * use costs nothing; others take 40 bytes for each node and column (s3fifo 110, given keys 130, arc
+ * and hit_density 200), and make a node of each run of pages that is inserted. */
 int rdx_policy_set(rdx_tree *tree, uint32_t policy);
+
+/* What whoever gives the keys is told of a node. */
+#define RDX_TOLD_WENT 0 /* blocks of it were evicted */
+#define RDX_TOLD_CAME 1 /* it has its first blocks, and no key yet (0) */
+#define RDX_TOLD_USED 2
+typedef struct rdx_told {
+    uint64_t came;   /* the clock when it came */
+    uint64_t last;   /* and at its last use; at most the clock now */
+    uint64_t before; /* the last use that was told before this one; when it came, where none was */
+    double key;      /* as it was given last */
+    uint32_t node;   /* its index: of one node as long as it lives, then of another */
+    uint32_t uses;   /* since it came */
+    uint32_t again;  /* of these, not told before */
+    uint32_t blocks; /* that it has; that went */
+    uint32_t depth;  /* blocks before it on its path */
+    uint32_t kind;   /* RDX_TOLD_* */
+} rdx_told;
+/* Under RDX_POLICY_GIVEN: how much there is to be told of a column, and that: what went, what came,
+ * what was used, each node of these once; and the clock. RDX_EARG: max is less. Cost: what is told.
+ */
+uint32_t rdx_policy_waiting(const rdx_tree *tree, uint32_t column);
+int rdx_policy_ask(const rdx_tree *tree, uint32_t column, rdx_told *out, uint32_t max, uint32_t *n,
+                   uint64_t *now);
+/* Gives nodes keys; what was told is not told again. RDX_EARG, and nothing has changed: one of the
+ * nodes is gone, a key is no number, or the policy is another. Cost: O(log nodes) each. */
+int rdx_policy_answer(rdx_tree *tree, uint32_t column, const uint32_t *nodes, const double *keys,
+                      uint32_t n);
+/* Nobody will answer any more: the order of last use decides from now on. */
+void rdx_policy_yield(rdx_tree *tree);
 
 /* Evicts up to n blocks of a column, least recently used first, whose stamp is at most `upto`. A
  * full group goes page by page from the end of a leaf, children before parents; another one page by

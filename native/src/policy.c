@@ -15,6 +15,7 @@ static const policy *const POLICIES[RDX_POLICY_COUNT] = {
     [RDX_POLICY_FIFO] = &rdx_policy_fifo,     [RDX_POLICY_LFU] = &rdx_policy_lfu,
     [RDX_POLICY_SLRU] = &rdx_policy_slru,     [RDX_POLICY_HIT_DENSITY] = &rdx_policy_density,
     [RDX_POLICY_S3FIFO] = &rdx_policy_s3fifo, [RDX_POLICY_ARC] = &rdx_policy_arc,
+    [RDX_POLICY_GIVEN] = &rdx_policy_given,
 };
 
 static bool orders(const rdx_tree *t, uint32_t column) {
@@ -168,6 +169,9 @@ void rdx_policy_split(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t colu
     if (orders(t, column)) {
         *mark_at(t, upper, column) = *mark_at(t, lower, column);
         mark_at(t, upper, column)->place = NIL;
+        if (t->policy->rule->split) {
+            t->policy->rule->split(t, upper, lower, column);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ typedef struct mark {
 } mark;
 
 struct density;
+struct given;
 
 typedef struct policy_column {
     uint32_t *queue[QUEUES]; /* what the column's list of the living holds, heaps unless drawn */
@@ -25,6 +26,7 @@ typedef struct policy_column {
     uint64_t age;              /* the key of the last victim */
     uint32_t victim;           /* found last, and nothing has changed since; or NIL */
     struct density *density;   /* what hit_density knows */
+    struct given *given;       /* what waits for keys from outside */
     uint64_t target;           /* blocks that arc leaves to the first queue */
     uint64_t turns;            /* of s3fifo: nodes that came to the end of a queue */
     ghosts gone[QUEUES];       /* what went of a queue, where the policy remembers it */
@@ -38,6 +40,8 @@ typedef struct policy {
     void (*used)(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old);
     /* What follows may be NULL. A whole path was used. */
     void (*settle)(rdx_tree *t, uint32_t column);
+    /* The upper half of what was one node has its mark, too. */
+    void (*split)(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t column);
     /* Up to n blocks of node i go. */
     void (*going)(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n);
     /* Node i has more blocks, or fewer. */
@@ -75,4 +79,5 @@ extern const policy rdx_policy_slru;
 extern const policy rdx_policy_density;
 extern const policy rdx_policy_s3fifo;
 extern const policy rdx_policy_arc;
+extern const policy rdx_policy_given;
 #endif

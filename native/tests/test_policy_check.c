@@ -3,6 +3,7 @@
  * rdx_check names I17, and the damage is undone. */
 #include "expect.h"
 #include "policy.h"
+#include <math.h>
 
 #define PAGES 6
 #define ROOM 40
@@ -47,6 +48,33 @@ static void serve(rdx_tree *t, rdx_handle root, uint32_t room) {
         RDX_OK);
 }
 
+/* Gives every node that waits a key: numbers of both signs, infinities, both zeroes. */
+static void answer(rdx_tree *t) {
+    static const double keys[] = {0.0, -0.0, 1.5, -1.5, INFINITY, -INFINITY, 1e300, -1e-300};
+    rdx_told told[256];
+    uint32_t nodes[256], n, asked = 0;
+    uint64_t now;
+    double given[256];
+    EXPECT(rdx_policy_waiting(t, 0) <= 256);
+    EXPECT_EQ(rdx_policy_ask(t, 0, told, 256, &n, &now), RDX_OK);
+    EXPECT_EQ(now, t->clock);
+    for (uint32_t k = 0; k < n; k++) {
+        EXPECT(told[k].last <= now && told[k].came <= told[k].last && told[k].blocks > 0);
+        if (told[k].kind != RDX_TOLD_WENT) {
+            nodes[asked] = told[k].node;
+            given[asked++] = keys[random_below(8)];
+        }
+    }
+    if (asked) {
+        double sound = given[asked - 1];
+        given[asked - 1] = NAN;
+        EXPECT_EQ(rdx_policy_answer(t, 0, nodes, given, asked), RDX_EARG);
+        given[asked - 1] = sound;
+    }
+    EXPECT_EQ(rdx_policy_answer(t, 0, nodes, given, asked), RDX_OK);
+    EXPECT_EQ(rdx_policy_waiting(t, 0), 0);
+}
+
 /* A tree whose blocks went and came back for a while. */
 static rdx_tree *build(uint32_t policy) {
     const rdx_group full = {RDX_RULE_FULL, 1, 0, 0, 1};
@@ -63,6 +91,9 @@ static rdx_tree *build(uint32_t policy) {
     EXPECT_EQ(rdx_root_new(t, NULL, &root), RDX_OK);
     for (uint32_t k = 0; k < 600; k++) {
         serve(t, root, ROOM);
+        if (policy == RDX_POLICY_GIVEN && k % 3 == 0) {
+            answer(t);
+        }
         if (k % 16 == 0) {
             expect(t, true);
         }
@@ -142,5 +173,20 @@ int main(void) {
     DAMAGE(t, mark_at(t, t->policy->columns[0].queue[0][0], 0)->uses, 1);
     rdx_tree_free(t);
     test_what_went_is_known_again();
+    t = build(RDX_POLICY_GIVEN);
+    answer(t);
+    expect(t, true);
+    int32_t gone[ROOM];
+    uint32_t freed;
+    rdx_policy_yield(t); /* the order of last use from now on */
+    uint64_t stamp = 0;
+    while (t->lists[0].resident) {
+        EXPECT(rdx_evict_peek(t, 0) >= stamp);
+        stamp = rdx_evict_peek(t, 0);
+        EXPECT_EQ(rdx_evict(t, 0, 1, UINT64_MAX, gone, NULL, &freed), RDX_OK);
+        expect(t, true);
+    }
+    EXPECT_EQ(rdx_policy_waiting(t, 0), 0);
+    rdx_tree_free(t);
     return 0;
 }

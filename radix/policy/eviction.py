@@ -1,8 +1,15 @@
 """The order in which blocks go. The orders are native (``native/src/order.c``, ``policy.c``); this
-module names them and refuses by name those that this version does not have (I17).
+module names them and refuses by name those that this version does not have (I17). A user's own one
+is an ``EvictionPolicy``; ``radix/policy/given.py`` asks it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from radix.errors import UnsupportedError
 
@@ -12,21 +19,108 @@ PLANNED_POLICIES = ("priority", "cost")
 KEYED_POLICIES = ("s3fifo", "arc", "hit_density")
 # Where whoever waits is matched, and thereby used, at every step, uses tell nothing.
 STEPPED_POLICIES = ("lru",)
+# What the tree calls the order of a user's own policy.
+GIVEN = "given"
+
+Times = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.uint32]
 
 
-def check_policy(name: str) -> str:
-    """The policy's name. ``UnsupportedError`` for one that comes later, ``ValueError`` for others.
+@dataclass(frozen=True)
+class Nodes:
+    """Columns of nodes: element i of each is of node i. A node is a run of blocks that came, and
+    were used, together; where a path forks inside it, it becomes two with one history.
+
+    Time is counted in uses; nothing here depends on a clock, an address or a hash seed, so that all
+    replicas are told the same. All arrays have the shape (n,), are read-only and the policy's to
+    keep.
+
+    ``order``: which order they stand in, a number for each group and tier; a policy that keeps
+    something of its own keeps it for each. ``now``: the time. ``node``: uint32, the node's number,
+    which another may get once it has gone. ``came``: uint64, when it came. ``last``: uint64, its
+    last use; when it came, where there was none. ``before``: uint64, the last use that the policy
+    was told of before this. ``key``: float64, what the policy answered last for it, 0 for what has
+    come. ``uses``: uint32, uses so far, at most one a request. ``again``: uint32, of these the ones
+    since the policy was told last. ``blocks``: uint32, blocks that it has, for ``went`` those that
+    went. ``depth``: uint32, blocks before it on its path.
+    """
+
+    order: int
+    now: int
+    node: Counts
+    came: Times
+    last: Times
+    before: Times
+    key: npt.NDArray[np.float64]
+    uses: Counts
+    again: Counts
+    blocks: Counts
+    depth: Counts
+
+    def __len__(self) -> int:
+        """How many nodes."""
+        return len(self.node)
+
+
+class EvictionPolicy(Protocol):
+    """A user's own order, ``PrefixCache(policy=MyPolicy())`` or ``FlatStore(policy=MyPolicy())``.
+
+    Every node has a key, and of the leaves that nothing pins the one with the least key goes first,
+    of equal keys the one that was used longest ago; of its blocks the deepest. The policy gives the
+    keys, and that is all it can do: what is pinned, what has something below it and what no hit can
+    need any more is the cache's own affair whatever it answers.
+
+    The three methods are called when blocks have to go, at most once each for an eviction however
+    many it takes, with all that happened since the last one: ``went``, then ``came``, then
+    ``used``, each only if there is something to tell. Each node is told once, as it stands now. The
+    cache may not be called from inside. Whoever keeps replicas (``agree``) needs a policy that
+    answers the same for the same calls: no clock, no chance but from a fixed seed.
+
+    An answer that is not as many numbers as there are nodes, one that is no number (NaN), or an
+    exception ends the policy: ``RuntimeWarning`` says why, the counter ``policy.failed`` is 1, the
+    eviction goes on, and from then on what was used longest ago goes first.
+
+    Cost: O(log nodes) natively for each key, beside what the methods take. Memory: 130 bytes for
+    each node and column. Example: docs/policies.md.
+    """
+
+    def came(self, nodes: Nodes) -> npt.NDArray[np.float64]:
+        """The keys of nodes that came; any real dtype, shape (n,)."""
+
+    def used(self, nodes: Nodes) -> npt.NDArray[np.float64]:
+        """New keys of nodes that were used, by requests (``again``) or by the one that they came
+        with; any real dtype, shape (n,).
+        """
+
+    def went(self, nodes: Nodes) -> None:
+        """Nodes of which blocks were evicted, in that order, with their last keys. One that lost
+        only some is told again when it loses more.
+        """
+
+
+def check_policy(policy: str | EvictionPolicy) -> str:
+    """The policy's name. ``UnsupportedError`` for one that comes later, ``ValueError`` for others,
+    ``TypeError`` for what is no policy.
 
     ``lru``: the block whose path was leased or inserted longest ago goes first, exact at page
     granularity; of one path the deepest page goes first. The others, of which docs/policies.md
-    tells more, take leaves only, too: ``fifo`` what came first, ``lfu`` what was used least, where
-    uses grow old, ``slru`` what was used once and then what was used again. They order the blocks
-    of full groups; those of windows and states always go by last use.
+    tells more, take leaves only, too. They order the blocks of full groups; those of windows and
+    states always go by last use. An object with the methods of ``EvictionPolicy`` gives the keys.
     """
-    if name in NATIVE_POLICIES:
-        return name
-    if name in PLANNED_POLICIES:
-        raise UnsupportedError(f"eviction policy {name!r} is not in this version; use 'lru'")
+    if not isinstance(policy, str):
+        lacking = [
+            name for name in ("came", "used", "went") if not callable(getattr(policy, name, None))
+        ]
+        if isinstance(policy, type) or lacking:
+            raise TypeError(
+                "policy must be a name, or an object with the methods came, used and went, "
+                f"not {policy!r}" + (f" without {', '.join(lacking)}" if lacking else "")
+            )
+        return GIVEN
+    if policy in NATIVE_POLICIES:
+        return policy
+    if policy in PLANNED_POLICIES:
+        raise UnsupportedError(f"eviction policy {policy!r} is not in this version; use 'lru'")
     raise ValueError(
-        f"eviction policy {name!r} is unknown; use one of {', '.join(NATIVE_POLICIES)}"
+        f"eviction policy {policy!r} is unknown; use one of {', '.join(NATIVE_POLICIES)}"
     )

@@ -14,102 +14,11 @@ from hypothesis import strategies as st
 
 from radix._native import lib
 from radix.flat import FlatCore, evict
-from radix.tree import Cursor, TreeCore
-from tests.refpolicies import REFERENCES, Pin, Prompt, Reference
+from radix.tree import TreeCore
+from tests.policypair import STEPS, Pair
+from tests.refpolicies import REFERENCES
 
 T = TypeVar("T")
-COLUMN = np.zeros(1, np.uint32)
-PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
-STEPS = st.one_of(
-    st.tuples(st.just("begin"), PROMPTS),
-    st.tuples(st.just("finish"), st.integers(0, 9), st.booleans()),
-    st.tuples(st.just("serve"), PROMPTS),
-    st.tuples(st.just("touch"), PROMPTS),
-    st.tuples(st.just("add"), PROMPTS),
-    st.tuples(st.just("evict"), st.integers(1, 9)),
-)
-
-
-class Pair:
-    """A native tree and a reference of ``room`` pages that are told the same."""
-
-    def __init__(self, policy: str, room: int) -> None:
-        self.tree = TreeCore(4, groups=1, tiers=1, policy=policy)
-        self.reference: Reference = REFERENCES[policy]()
-        self.root = self.tree.root()
-        self.room, self.used, self.numbers = room, 0, 0
-        self.open: list[tuple[Prompt, int, Cursor, Pin]] = []
-
-    def begin(self, prompt: Prompt) -> None:
-        """Pins what is there of a prompt."""
-        cursor = self._find(prompt)
-        lease, node, pages = self.tree.lease(cursor)
-        pin = self.reference.lease(prompt)
-        self.open.append((prompt, lease, Cursor(self.root, node, pages), pin))
-
-    def finish(self, number: int, stamp: bool) -> None:
-        """Inserts as much of an open prompt as fits, and releases it."""
-        if not self.open:
-            return
-        prompt, lease, cursor, pin = self.open.pop(number % len(self.open))
-        self._insert(prompt, lease, cursor, pin)
-        self.tree.release(lease, stamp=stamp)
-        self.reference.release(pin, stamp=stamp)
-
-    def serve(self, prompt: Prompt) -> None:
-        """A whole request."""
-        self.begin(prompt)
-        self.finish(-1, True)
-
-    def add(self, prompt: Prompt) -> None:
-        """Inserts without a lease, where that fits."""
-        if self.used + len(prompt) <= self.room:
-            self._insert(prompt, 0, Cursor(self.root, self.root, 0), None)
-
-    def touch(self, prompt: Prompt) -> None:
-        """Uses what is there."""
-        cursor = self._find(prompt)
-        if cursor.pages:
-            self.tree.touch(cursor)
-            self.reference.touch(prompt)
-
-    def evict(self, count: int) -> int:
-        """Both take the same slots in the same order."""
-        slots = np.zeros(count, np.int32)
-        before = self.tree.next_victim(0)
-        freed = self.tree.evict(0, slots)
-        assert slots[:freed].tolist() == self.reference.evict(count)
-        assert (before is None) == (freed == 0)
-        self.used -= freed
-        return freed
-
-    def _find(self, prompt: Prompt) -> Cursor:
-        found = self.tree.match(self.root, np.array(prompt, np.int32), 0)
-        assert found.structural_pages == self.reference.match(prompt)
-        return Cursor(self.root, found.node, found.structural_pages)
-
-    def _insert(self, prompt: Prompt, lease: int, cursor: Cursor, pin: Pin | None) -> None:
-        while (short := self.used + len(prompt) - self.reference.match(prompt) - self.room) > 0:
-            if not self.evict(short):
-                prompt = prompt[:-short]  # nothing more may go
-        count = len(prompt) - cursor.pages
-        if count <= 0:
-            return
-        slots = np.arange(self.numbers, self.numbers + count, dtype=np.int32)
-        self.numbers += count
-        run = np.array(prompt[cursor.pages :], np.int32)
-        made = self.tree.insert(cursor, run, COLUMN, slots[None, :], None, lease)
-        added = self.reference.insert(prompt, pin, slots.tolist())
-        assert made.created == added
-        self.used += added
-
-    def check(self) -> None:
-        """Nothing is wrong with the native half, and both hold as much."""
-        self.tree.check()
-        assert self.tree.column_stats(0).resident == self.used
-        assert sum(len(run.pages) for run in self.reference.runs()) == self.used
-
-
 @pytest.mark.parametrize("policy", sorted(REFERENCES))
 @settings(max_examples=150, deadline=None)
 @given(st.integers(8, 32), st.lists(STEPS, max_size=80))
