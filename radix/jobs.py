@@ -239,7 +239,8 @@ class Jobs(ABC, Generic[M]):
                 raise TierError(tier.name, "has no tier above it to copy from")
             if self.crowded(move.target, self.limits.stores, storing=True, besides=1):
                 raise TierFullError(tier.name, "as many stores as may run do", retryable=True)
-            records = self._records(move) if tier.capability.persistent else None
+            keyed = tier.capability.persistent or tier.capability.finds
+            records = self._records(move) if keyed else None
             tier.store(self._transfer(job, Urgency.STORE, records), upper)
         except TierError as error:
             self._end(job)

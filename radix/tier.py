@@ -48,7 +48,8 @@ class Capability:
     see it. ``layer_wise``: reports layers as they arrive. ``address_mapped``: ``planes(group)``
     names memory that another tier may copy from and to. ``shares_bytes``: its groups share one
     budget of bytes, so that evicting one makes room for another. ``holds_bytes``: False for slots
-    without memory behind them, as replays use that only count.
+    without memory behind them, as replays use that only count. ``finds``: it is a ``Finder``: its
+    stores take records, and what other processes stored is found by key.
     """
 
     persistent: bool
@@ -57,6 +58,7 @@ class Capability:
     address_mapped: bool
     shares_bytes: bool
     holds_bytes: bool
+    finds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,37 @@ class Restored:
     group: int
     records: Records
     slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """A question to a ``Finder``: which of these blocks of a group other processes stored.
+    ``chained``: each is of use only with all before it.
+    """
+
+    number: int
+    group: int
+    records: Records
+    chained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Its answer: ``there[i]``: block i seems to be there, with every shard piece that the tier
+    holds. A hint: what is loaded decides.
+    """
+
+    number: int
+    there: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """Bytes that the tier takes now, its limit, and blocks used a group."""
+
+    used_bytes: int
+    limit_bytes: int
+    used_blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,4 +355,25 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Finishes or cancels what is under way, gives everything back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Finder(Protocol):
+    """What a tier offers beside the protocol that other processes write to as well
+    (``Capability.finds``). Called by the owner's thread; nothing blocks.
+    """
+
+    def seek(self, seek: Seek) -> None:
+        """Asks; the answer comes once with ``found``. ``TierFullError`` (retryable) where too much
+        was asked, ``TierUnavailableError`` while it is off: there is no answer then.
+        """
+        ...
+
+    def found(self) -> list[Found]:
+        """Answers since the last call, each once."""
+        ...
+
+    def claim(self, group: int, slots: Slots, records: Records) -> None:
+        """Reserved slots stand for blocks that were found; ``commit`` makes them final."""
         ...

@@ -27,6 +27,7 @@ _MAPPED = Capability(
     address_mapped=True,
     shares_bytes=False,
     holds_bytes=True,
+    finds=False,
 )
 
 

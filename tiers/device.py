@@ -84,6 +84,7 @@ class DeviceTier(PooledTier):
                 address_mapped=mapped,
                 shares_bytes=False,
                 holds_bytes=True,
+                finds=False,
             ),
         )
         self.tensors: tuple[tuple[torch.Tensor, ...], ...] = ()

@@ -48,6 +48,7 @@ _PERSISTENT = Capability(
     address_mapped=False,
     shares_bytes=False,
     holds_bytes=True,
+    finds=False,
 )
 
 

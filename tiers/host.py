@@ -39,6 +39,7 @@ _MAPPED = Capability(
     address_mapped=True,
     shares_bytes=True,
     holds_bytes=True,
+    finds=False,
 )
 _ADOPTED = Capability(
     persistent=False,
@@ -47,6 +48,7 @@ _ADOPTED = Capability(
     address_mapped=True,
     shares_bytes=False,
     holds_bytes=True,
+    finds=False,
 )
 _NAMED = Capability(
     persistent=False,
@@ -55,6 +57,7 @@ _NAMED = Capability(
     address_mapped=True,
     shares_bytes=True,
     holds_bytes=True,
+    finds=False,
 )
 
 
@@ -77,17 +80,20 @@ class HostTier(CopyingTier):
         segment_bytes: int | None = None,
         verify: bool = False,
         numa_node: int | None = None,
+        sealed: bool = False,
     ) -> None:
         """Takes no memory yet; ``attach`` does.
 
         ``file_name``: a name in /dev/shm, for several processes (one of them gives out slots);
+        ``sealed``: instead a ``descriptor`` to pass on, through which others can only read;
         ``segment_bytes``: a multiple of 4 KiB, by default one that suits the groups; ``verify``
         keeps a checksum of each block from its commit and checks it at each load; ``numa_node``:
         where the slab should lie, by default next to the device above, where that tells.
         Raises: ``ValueError``, ``TypeError``; ``ValueError`` beyond what memory there is;
         ``TierUnavailableError`` for a node that the machine has not.
         """
-        super().__init__(name, _MAPPED if file_name is None else _NAMED, threads)
+        others_see = sealed or file_name is not None
+        super().__init__(name, _NAMED if others_see else _MAPPED, threads)
         self.limit_bytes = checked_count(limit_bytes, f"tier {name!r}: limit_bytes")
         most, source = memory_limit_bytes()
         if limit_bytes > most:
@@ -96,6 +102,9 @@ class HostTier(CopyingTier):
             )
         if file_name is not None and (not file_name or "/" in file_name):
             raise ValueError(f"file_name must be a plain name, not {file_name!r}")
+        if sealed and file_name is not None:
+            raise ValueError("sealed memory has no file_name")
+        self._sealed = sealed
         require_node(name, numa_node)
         self.numa_node = numa_node
         self._file_name = file_name
@@ -130,7 +139,8 @@ class HostTier(CopyingTier):
         if self.numa_node is None and isinstance(self._registrar, Placed):
             self.numa_node = self._registrar.numa_node
         memory = SharedMemory(
-            self.name, self.limit_bytes, self._file_name, self._threads, self.numa_node
+            *(self.name, self.limit_bytes, self._file_name, self._threads, self.numa_node),
+            sealed=self._sealed,
         )
         if self._registrar is not None:
             self.registered = self._registrar.register(memory.address, self.limit_bytes)
@@ -148,6 +158,12 @@ class HostTier(CopyingTier):
         """
         self._open_or_raise()
         return self._memory.residence()
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory file of the slab, -1 where it has none. It stays the tier's."""
+        self._open_or_raise()
+        return self._memory.descriptor
 
     def planes(self, group: int) -> Planes:
         """One plane: where the blocks of the group lie. Valid until ``close``."""

@@ -51,6 +51,7 @@ class IndexTier(PooledTier):
                 address_mapped=False,
                 shares_bytes=limit_bytes is not None,
                 holds_bytes=False,
+                finds=False,
             ),
         )
         self.limit_bytes = 0

@@ -1,6 +1,8 @@
 """Memory that a tier owns: one mapping of exactly the asked size, and how much this process may
 take at all. Named memory can be mapped by several processes; only slot numbers need to cross
-between them. Keeps no invariant of its own; the caller keeps I25 (bytes <= limit).
+between them. Memory without a name can be sealed instead: whoever is given its descriptor reads it,
+and can neither write, resize nor punch it. Keeps no invariant of its own; the caller keeps I25
+(bytes <= limit).
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from tiers.placement import (
 )
 
 SHARED_FOLDER = Path("/dev/shm")
+# Of Linux; the module fcntl names them from Python 3.12 on only in part.
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE = 1, 2, 4, 16
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_LIMIT = 1 << 60
 
@@ -65,19 +70,43 @@ def _cgroup_files(process: Path, mount: Path) -> Iterator[Path]:
         yield from (folder / name for folder in folders if folder.is_relative_to(root))
 
 
+def memory_file(name: str, nbytes: int) -> int:
+    """A descriptor of ``nbytes`` of zeroed memory that has no name in any file system: its size is
+    sealed, so that no holder of it can harm another by cutting it. The caller closes it.
+
+    Raises ``OSError``. Cost: O(1), for pages come as they are touched.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class SharedMemory:
     """``nbytes`` of zeroed memory, mapped once, page aligned, not inherited by a fork.
 
     ``name`` None: this process has it for itself, and only such memory gets huge pages from
     every kernel. Otherwise a file of that name in /dev/shm: whoever comes first creates it, later
-    ones attach, and the creator takes the name away at ``close``.
+    ones attach, and the creator takes the name away at ``close``. ``sealed``: a file without a
+    name, whose ``descriptor`` others may be given: this mapping alone can write it, for good.
     ``address``, ``nbytes``, ``created``, ``locked_bytes`` (0 where the limit on locked memory is
     too small: that is no error). Huge pages, and ``node``, are asked for: ``residence`` tells what
     came of it.
     """
 
     def __init__(
-        self, tier: str, nbytes: int, name: str | None, threads: int, node: int | None = None
+        self,
+        tier: str,
+        nbytes: int,
+        name: str | None,
+        threads: int,
+        node: int | None = None,
+        *,
+        sealed: bool = False,
     ) -> None:
         """Raises: ``TierUnavailableError`` where the memory is not to be had, a file of the name
         has another size, or the machine has no such ``node``. Cost: every page is touched once, by
@@ -88,6 +117,7 @@ class SharedMemory:
         self.nbytes = nbytes
         self.node = node
         self._path = None if name is None else SHARED_FOLDER / name
+        self._sealed = sealed
         self._descriptor, self.created = self._open()
         self.locked_bytes = 0
         try:
@@ -98,7 +128,7 @@ class SharedMemory:
         self._map.madvise(mmap.MADV_DONTFORK)
         self._buffer = ffi.from_buffer(self._map)
         self.address = int(ffi.cast("uintptr_t", self._buffer))
-        if self._path is None:
+        if self._descriptor < 0:
             close_page(self.address + len(self._map) - mmap.PAGESIZE, mmap.PAGESIZE)
         ask_for_huge_pages(self._map, nbytes)
         if node is not None:
@@ -110,6 +140,11 @@ class SharedMemory:
             raise TierUnavailableError(tier, f"cannot touch {nbytes} bytes: {text}")
         if _LIBC.mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(nbytes)) == 0:
             self.locked_bytes = nbytes
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file behind it, -1 where there is none. It stays this object's."""
+        return self._descriptor
 
     def residence(self) -> Residence:
         """Bytes on huge pages, and on the node that was asked for. Nothing after ``close``.
@@ -131,13 +166,19 @@ class SharedMemory:
         """Without a file one page more, which nobody may touch, follows it: so it is a mapping of
         its own, and the kernel can say what became of it.
         """
-        if self._path is not None:
-            return mmap.mmap(self._descriptor, self.nbytes)
+        if self._descriptor >= 0:
+            mapping = mmap.mmap(self._descriptor, self.nbytes)
+            if self._sealed:  # after the one mapping that may write it
+                seals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL
+                fcntl.fcntl(self._descriptor, F_ADD_SEALS, seals)
+            return mapping
         whole = -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return mmap.mmap(-1, whole + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def _open(self) -> tuple[int, bool]:
         try:
+            if self._sealed:
+                return self._open_sealed(), True
             if self._path is None:
                 return -1, True
             while True:
@@ -148,6 +189,16 @@ class SharedMemory:
             raise TierUnavailableError(
                 self._tier, f"no {self.nbytes} bytes of shared memory: {error}"
             ) from None
+
+    def _open_sealed(self) -> int:
+        """Its pages are reserved: touching what is not to be had would kill this process."""
+        descriptor = memory_file(self._tier, self.nbytes)
+        try:
+            os.posix_fallocate(descriptor, 0, self.nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _open_named(self, path: Path) -> tuple[int, bool] | None:
         """Creates or attaches; None: the file went away meanwhile, try again.

@@ -1,0 +1,217 @@
+"""Real servers for the tests of the remote tier, on free ports of the loopback device, each ended
+by its own process id: three nodes of a Redis cluster, a Mooncake master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+from redis.crc import key_slot
+
+START_S = 30.0
+NODES = 3
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listened on just now."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+def until(what: str, met: object, limit_s: float = START_S) -> None:
+    """Waits until ``met()`` is true; fails with ``what``."""
+    assert callable(met)
+    end = time.monotonic() + limit_s
+    while not met():
+        assert time.monotonic() < end, f"not within {limit_s} s: {what}"
+        time.sleep(0.02)
+
+
+class Server:
+    """One process that a test started."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.command, self._log = command, log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it, again after ``kill``."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it at once, stopped or not. Idempotent."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class RedisNodes:
+    """A cluster of three masters without replicas, nothing on disk."""
+
+    def __init__(self, *, memory_bytes: int = 0) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="radix-redis-"))
+        program = shutil.which("redis-server") or "redis-server"
+        ports = free_ports(2 * NODES)
+        self.ports = ports[:NODES]
+        self.servers = []
+        for port, bus in zip(self.ports, ports[NODES:], strict=True):
+            home = self._folder / str(port)
+            home.mkdir()
+            command = [program, "--bind", "127.0.0.1", "--port", str(port)]
+            command += ["--cluster-enabled", "yes", "--cluster-port", str(bus)]
+            command += ["--cluster-require-full-coverage", "no", "--dir", str(home)]
+            command += ["--save", "", "--appendonly", "no", "--cluster-node-timeout", "2000"]
+            if memory_bytes:
+                command += ["--maxmemory", str(memory_bytes)]
+            self.servers.append(Server(command, home / "log"))
+        self._buses = ports[NODES:]
+        self.url = "redis://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def client(self, node: int) -> redis.Redis:
+        """A plain client of one node."""
+        return redis.Redis(port=self.ports[node], protocol=2, socket_timeout=5)
+
+    def start(self) -> None:
+        """Starts the nodes and joins them."""
+        for server in self.servers:
+            server.start()
+        for node in range(NODES):
+            until(f"redis {node} listens", lambda node=node: self.answers(node))
+        width = -(-16384 // NODES)
+        for node in range(NODES):
+            last = min(16383, (node + 1) * width - 1)
+            with contextlib.closing(self.client(node)) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", node * width, last)
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", node + 1)
+        with contextlib.closing(self.client(0)) as client:
+            for port, bus in zip(self.ports[1:], self._buses[1:], strict=True):
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus)
+        everybody = range(NODES)
+        until("all nodes take values", lambda: all(map(self._is_whole, everybody)))
+        self.clear()
+
+    def answers(self, node: int) -> bool:
+        """Whether a node answers."""
+        with contextlib.closing(self.client(node)) as client, contextlib.suppress(redis.RedisError):
+            return bool(client.ping())
+        return False
+
+    def _is_whole(self, node: int) -> bool:
+        """Whether it knows of all slots, and takes values, which it does some time after."""
+        with contextlib.closing(self.client(node)) as client:
+            rows = client.execute_command("CLUSTER", "SLOTS")
+            if len(rows) < NODES:
+                return False
+            with contextlib.suppress(redis.RedisError):
+                return all(client.set(self.name_at(node), b"") for _ in range(3))
+        return False
+
+    def name_at(self, node: int) -> str:
+        """Some name that this node has."""
+        width = -(-16384 // NODES)
+        numbers = (f"probe-{number}" for number in range(1000))
+        return next(name for name in numbers if key_slot(name.encode()) // width == node)
+
+    def names(self) -> list[tuple[int, bytes]]:
+        """Every name that a living node has, with the node's number."""
+        found = []
+        for node in range(NODES):
+            with contextlib.closing(self.client(node)) as client:
+                found += [(node, name) for name in client.keys("*")]
+        return found
+
+    def clear(self) -> None:
+        """Drops all values."""
+        for node in range(NODES):
+            with contextlib.closing(self.client(node)) as client:
+                client.flushall()
+
+    def close(self) -> None:
+        """Ends every node."""
+        for server in self.servers:
+            server.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def redis_nodes(*, memory_bytes: int = 0) -> Iterator[RedisNodes]:
+    """A cluster that runs for the length of a block."""
+    nodes = RedisNodes(memory_bytes=memory_bytes)
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.close()
+
+
+class MooncakeMaster:
+    """A master without any memory of its own; clients bring theirs."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="radix-mooncake-"))
+        self.port, metrics = free_ports(2)
+        program = Path(sys.executable).with_name("mooncake_master")
+        self.server = Server(
+            [
+                str(program),
+                "--rpc_address=127.0.0.1",
+                f"--rpc_port={self.port}",
+                "--metrics_host=127.0.0.1",
+                f"--metrics_port={metrics}",
+                "--enable_http_metadata_server=false",
+                "--default_kv_lease_ttl=5000",
+                "--rpc_thread_num=2",
+                "--logtostderr=true",
+            ],
+            self._folder / "log",
+        )
+        self.url = f"mooncake://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        self.server.start()
+        until("the master listens", self.answers)
+
+    def answers(self) -> bool:
+        """Whether something listens at its port."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def close(self) -> None:
+        """Ends it."""
+        self.server.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mooncake_master() -> Iterator[MooncakeMaster]:
+    """A master that runs for the length of a block."""
+    master = MooncakeMaster()
+    try:
+        master.start()
+        yield master
+    finally:
+        master.close()
