@@ -23,7 +23,7 @@ VLLM_PIP := $(VLLM_BIN)/python -m pip install -q --disable-pip-version-check -c 
 PEERS := sglang vllm dynamo lmcache
 PEER_VENVS := .venv-peers
 
-.PHONY: help setup demo test test-long test-vllm powerloss livelock sim endurance mutants check format deps bench bench-peers clean wheel
+.PHONY: help setup demo test test-long test-vllm powerloss livelock sim endurance mutants check format deps bench bench-peers clean wheel wheels
 
 help:
 	@echo "make setup      build .venv and the extension (what follows does it by itself)"
@@ -40,7 +40,8 @@ help:
 	@echo "make format     rewrite what the formatters can"
 	@echo "make bench      benchmarks; ARGS=--smoke for a quick run, ARGS=prefill through transformers"
 	@echo "make bench-peers  the same and those against peers, each in an environment of its own (4 GB)"
-	@echo "make wheel      dist/*.whl"
+	@echo "make wheel      dist/*.whl, for this machine"
+	@echo "make wheels     for x86_64 and aarch64, checked; PYTHONS='python3.11 python3.13'"
 	@echo "make deps       Debian packages of .ci/apt.txt (as root)"
 	@echo "make clean      remove everything built, .venv included"
 
@@ -148,7 +149,27 @@ wheel: setup
 	rm -rf build/lib* build/bdist*
 	$(BIN)/python -m build --wheel --no-isolation
 
+# Compiled by zig's clang against glibc 2.17, so that one machine makes both; PYTHONS: interpreters
+# of which each installs the wheel of this machine in an environment of its own and checks it.
+PYTHONS ?= $(PYTHON)
+WHEELS_VENV := .venv-wheels
+wheels: $(WHEELS_VENV)/.installed
+	$(WHEELS_VENV)/bin/python native/build_wheels.py
+	@for python in $(PYTHONS); do \
+		scratch=$$(mktemp -d) && $$python -m venv $$scratch/env && \
+		$$scratch/env/bin/python -m pip install -q --disable-pip-version-check \
+			dist/radix_tiers-*-manylinux*_$$(uname -m).whl && \
+		cp native/check_wheel.py $$scratch && (cd $$scratch && env/bin/python check_wheel.py) && \
+		rm -rf $$scratch || exit 1; \
+	done
+
+$(WHEELS_VENV)/.installed: constraints.txt
+	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+		build cffi setuptools wheel ziglang
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEER_VENVS) build dist demo-report *.egg-info radix/*.so
+	rm -rf $(VENV) $(VLLM_VENV) $(PEER_VENVS) $(WHEELS_VENV) build dist demo-report *.egg-info radix/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find radix tiers tests bench native -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -149,14 +149,14 @@ def make_ffi(mode: str | None = None) -> FFI:
     return ffi
 
 
-def build_in_place(mode: str, into: Path, jobs: int) -> bool:
+def build_in_place(mode: str, into: Path, jobs: int, work: Path | None = None) -> bool:
     """Compile what changed and put the module into ``into``; tell whether it was replaced.
 
-    Objects lie in build/native-MODE. A lock file makes concurrent builds wait for each other, and
-    the finished library replaces the old one in one rename: a process that has the old one loaded
-    keeps it.
+    Objects lie in ``work``, build/native-MODE unless it is given. A lock file makes concurrent
+    builds wait for each other, and the finished library replaces the old one in one rename: a
+    process that has the old one loaded keeps it.
     """
-    work = ROOT / "build" / f"native-{mode}"
+    work = ROOT / "build" / f"native-{mode}" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
