@@ -1,0 +1,271 @@
+"""The stores of a service. A domain is those who trust each other: it has memory of its own, which
+no other domain's clients are ever given, and in it a store for each kind of block. Keeps of every
+store that one thread calls it (the loop's), and of a domain that its stores together take no more
+than is its own (I25).
+
+    domain "a"   store of groups G, pool (sealed memory file)    data/a/<digest of G>/   disk
+                 store of groups H, pool                         data/a/<digest of H>/
+    domain "b"   store of groups G, pool                         data/b/<digest of G>/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
+from radix.keys import Namespace
+from radix.keysets import FlatLease, Mask
+from radix.policy.limits import Limits
+from radix.service.config import ServiceConfig
+from radix.service.opening import Signature
+from radix.service.protocol import ProtocolError, Status
+from radix.store import FlatStore
+from radix.tier import Keys, Tier
+from tiers.disk import DiskTier
+from tiers.host import HostTier
+from tiers.slab import ALIGNMENT_BYTES, stride_bytes
+from tiers.transfer import Planes
+
+_LOG = logging.getLogger("radix.service")
+MOST_EVENTS = 65536
+_LEAST_DISK_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class Settling:
+    """Keys whose copy below somebody waits for: told once each has it, or will not."""
+
+    keys: Keys
+    group: int
+    namespace: Namespace
+    tell: Callable[[Mask], None]
+    until: float
+
+
+class Hosted:
+    """A store of one domain with its pool. ``flat``: called by the loop alone. ``run`` once a turn;
+    ``after`` for what a fetch brings, ``settled`` for what becomes durable, ``keep`` for pins that
+    outlive their connection.
+    """
+
+    def __init__(
+        self, domain: str, signature: Signature, config: ServiceConfig, room: tuple[int, int]
+    ) -> None:
+        """``room``: bytes of the pool and of the disk. Raises what ``FlatStore`` raises."""
+        self.domain = domain
+        self.signature = signature
+        self.pool_bytes, self.disk_bytes = room
+        self.host = HostTier(self.pool_bytes, sealed=True, verify=True, threads=config.threads)
+        tiers: list[Tier] = [self.host]
+        if config.data is not None:
+            folder = config.data / domain / digest_of(signature)
+            config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (folder.parent, folder):
+                each.mkdir(mode=0o700, exist_ok=True)
+            (folder / "signature").write_text(signature.text)
+            tiers.append(DiskTier(folder / "disk", limit_bytes=self.disk_bytes))
+        self.persistent = len(tiers) > 1
+        self.flat = FlatStore(
+            signature.groups,
+            tiers,
+            key_bytes=signature.key_bytes,
+            policy=config.policy,
+            write=config.write,
+            events=True,
+            clock=time.monotonic_ns,
+            limits=Limits(write_after=config.write_after),
+        )
+        self.users = 0  # connections that have it open
+        self.used = time.monotonic()
+        self.events: deque[tuple[int, BlocksStored | BlocksRemoved]] = deque(maxlen=MOST_EVENTS)
+        self.told = 0  # events so far: the number of the next
+        self.keeps: dict[int, tuple[float, FlatLease]] = {}
+        self._pending: dict[int, Callable[[Mask], None]] = {}
+        self._settling: list[Settling] = []
+        self._idle: list[Callable[[], None]] = []
+
+    def planes(self, group: int) -> Planes:
+        """Where its blocks lie in this process."""
+        return self.host.planes(group)
+
+    def stride(self, group: int) -> int:
+        """Bytes from a slot to the next, in the pool."""
+        return int(self.host.planes(group)[0]["stride"])
+
+    def after(self, number: int, tell: Callable[[Mask], None]) -> None:
+        """``tell`` is called with how each key of a fetch fared."""
+        self._pending[number] = tell
+
+    def settled(self, waits: Settling) -> None:
+        """Its ``tell`` is called once every key is durable, or will not be, at once if so now."""
+        if not self._is_settled(waits):
+            self._settling.append(waits)
+
+    def when_idle(self, tell: Callable[[], None]) -> None:
+        """``tell`` is called once nothing is under way and what was stored is durable."""
+        self._idle.append(tell)
+
+    @property
+    def busy(self) -> bool:
+        """Whether ``run`` has something to see to."""
+        return bool(self._pending or self._settling or self._idle) or not self.flat.transfers.idle()
+
+    def run(self) -> None:
+        """Takes what ended, tells who waits. Never blocks."""
+        for event in self.flat.poll():
+            self._tell(event)
+        if self._settling:
+            self._settling = [each for each in self._settling if not self._is_settled(each)]
+        if self._idle and self.flat.transfers.idle():
+            for tier in self.flat.tiers:
+                tier.flush()
+            told, self._idle = self._idle, []
+            for tell in told:
+                tell()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, KeysDone):
+            tell = self._pending.pop(event.number, None)
+            if tell is not None:
+                tell(event.good)
+        elif isinstance(event, BlocksStored | BlocksRemoved):
+            self.events.append((self.told, event))
+            self.told += 1
+
+    def _is_settled(self, waits: Settling) -> bool:
+        flat, group = self.flat, waits.group
+        below = flat.slots(waits.keys, group, tier=1, namespace=waits.namespace) >= 0
+        if not below.all():
+            root = flat.root_of(waits.namespace)
+            coming = flat.transfers.landing(root, group, 1, waits.keys)
+            under_way = bool((coming & ~below).any()) or not flat.transfers.idle()
+            if under_way and time.monotonic() < waits.until:
+                return False
+        waits.tell(below)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Lets go what was kept until now. Cost: what is kept."""
+        for number, (until, lease) in list(self.keeps.items()):
+            if until <= now:
+                del self.keeps[number]
+                lease.release()
+
+    def close(self) -> None:
+        """Makes durable what is under way, ends it. Who still waits is told that nothing came."""
+        for _, lease in self.keeps.values():
+            lease.release()
+        self.keeps.clear()
+        for event in self.flat.flush():
+            self._tell(event)
+        for waits in self._settling:
+            if not self._is_settled(waits):
+                waits.tell(np.zeros(len(waits.keys), np.bool_))
+        self._settling.clear()
+        self.flat.close()
+
+
+def digest_of(signature: Signature) -> str:
+    """A folder's name for a kind of store."""
+    return hashlib.sha256(signature.text.encode()).hexdigest()[:32]
+
+
+class Domain:
+    """Those who share a pool: ``store`` finds or makes what an OPEN asks for."""
+
+    def __init__(self, name: str, config: ServiceConfig, room: tuple[int, int]) -> None:
+        """``room``: bytes of memory and of disk that its stores may take together."""
+        self.name = name
+        self._config = config
+        self.host_bytes, self.disk_bytes = room
+        self.stores: dict[str, Hosted] = {}
+
+    def store(self, signature: Signature, pool_bytes: int) -> Hosted:
+        """The store of this kind; made with ``pool_bytes`` of what is left (0: all) if it is new.
+        Stores that nobody has open go first, the one unused for longest before the others.
+
+        Raises ``ProtocolError`` where the rest is too small, and what a store raises.
+        """
+        found = self.stores.get(signature.text)
+        if found is not None:
+            return found
+        least = least_bytes(signature)
+        wanted = max(pool_bytes, least)
+        idle = sorted((s for s in self.stores.values() if not s.users), key=lambda s: s.used)
+        while self._left()[0] < wanted and idle:
+            self._close(idle.pop(0))
+        left, disk = self._left()
+        if left < least:
+            raise ProtocolError(
+                f"domain {self.name!r} has {left} bytes left for a pool of at least {wanted}: "
+                "others have it open with more than they need (OPEN says pool_bytes)",
+                Status.NEVER_FITS,
+            )
+        pool = min(pool_bytes, left) or left
+        share = max(_LEAST_DISK_BYTES, disk * pool // max(left, 1))
+        pool = pool // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        made = Hosted(self.name, signature, self._config, (pool, share))
+        self.stores[signature.text] = made
+        _LOG.info(
+            "domain %s: opened a store of %d groups, %d bytes",
+            self.name,
+            len(made.flat.groups),
+            pool,
+        )
+        return made
+
+    def _left(self) -> tuple[int, int]:
+        stores = self.stores.values()
+        host = self.host_bytes - sum(store.pool_bytes for store in stores)
+        return host, self.disk_bytes - sum(store.disk_bytes for store in stores)
+
+    def _close(self, store: Hosted) -> None:
+        del self.stores[store.signature.text]
+        store.close()
+
+    def close(self) -> None:
+        """Ends every store."""
+        for store in list(self.stores.values()):
+            self._close(store)
+
+
+def least_bytes(signature: Signature) -> int:
+    """The smallest pool in which each group has room for some blocks."""
+    largest = max(stride_bytes(group.block_bytes) for group in signature.groups)
+    return 4 * largest * len(signature.groups)
+
+
+def domains_of(config: ServiceConfig) -> dict[str, Domain]:
+    """A domain for each that the tenants name. A quota is taken as it is said; what is left of the
+    service's bytes is divided by weight among the domains without one.
+    """
+    names = list(dict.fromkeys(tenant.domain for tenant in config.tenants))
+    hosts = dict(zip(names, _shares(config, names, config.host_bytes, "quota_bytes"), strict=True))
+    disks = _shares(config, names, config.disk_bytes, "disk_quota_bytes")
+    return {
+        name: Domain(name, config, (hosts[name], disk))
+        for name, disk in zip(names, disks, strict=True)
+    }
+
+
+def _shares(config: ServiceConfig, names: list[str], total: int, quota: str) -> Iterator[int]:
+    fixed: dict[str, int] = {}
+    weights: dict[str, float] = {}
+    for name in names:
+        members = [tenant for tenant in config.tenants if tenant.domain == name]
+        quotas = [getattr(tenant, quota) for tenant in members]
+        if None in quotas:
+            weights[name] = sum(tenant.weight for tenant in members)
+        else:
+            fixed[name] = sum(quotas)
+    rest = max(0, total - sum(fixed.values()))
+    whole = sum(weights.values()) or 1.0
+    for name in names:
+        yield fixed[name] if name in fixed else int(rest * weights[name] / whole)

@@ -1,0 +1,261 @@
+"""Answers that pin blocks and show them: LEASE, RELEASE, KEEP, READ. What lies below the pool is
+brought there first where that is asked for, and the answer comes when it has come. A lease ends
+with its connection, a KEEP with its time.
+
+    LEASE   pin --> fetch what is below --> offsets in the pool . . . . . RELEASE, or the end
+    READ    pin --> fetch what is below --> bytes and their checksums --> unpinned
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from radix.keysets import FlatLease, Mask
+from radix.service.asking import core_of, offsets_of, pages_before, reach, there
+from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
+from radix.service.protocol import HEADER_BYTES, Flag, Frame, Op, ProtocolError, Status, padded
+from radix.service.reach import needed_pages
+from radix.service.session import Holding, Opened, Session, block_rows
+from radix.tier import Keys, Urgency
+from radix.tree import NO_SLOT
+from tiers.views import checksums
+
+_MOST_KEEPS = 4096
+
+
+def lease(context: Context, session: Session, frame: Frame) -> None:
+    """Pins what is there of keys, or of the pages of a prompt that are a hit, and says where it
+    lies in the pool. ``number``: a mask of groups, 0 for all.
+    """
+    opened = opened_of(session, frame)
+    groups = _groups(opened, frame)
+    keys = keys_of_frame(opened, frame)
+    positions = positions_in(frame, len(keys))
+    load = bool(frame.flags & Flag.LOAD)
+    pages = None
+    if frame.flags & Flag.TOKENS:
+        some, first = there(opened, core_of(opened), keys)
+        most = pages_before(opened, frame, len(keys))
+        pages = reach(opened, some if load else first, most)
+        keys = keys[:pages]
+        positions = None if positions is None else positions[:pages]
+    if session.leased_keys + len(keys) > context.config.limits.max_leases:
+        raise ProtocolError(
+            f"{session.leased_keys} keys are leased by this connection, at most "
+            f"{context.config.limits.max_leases}",
+            Status.LIMIT,
+            frame.request,
+        )
+    pinned = opened.hosted.flat.lease(keys, namespace=opened.namespace, positions=positions)
+    asked = Asked(opened, groups, keys.copy(), frame.request, pages)
+    number = next(context.numbers)
+    session.hold(number, Holding(opened.hosted, pinned, len(keys)))
+    _count(context, session, asked)
+
+    def ready() -> None:
+        if number in session.leases:  # else it was released, or the connection ended
+            _answer_lease(session, asked, number)
+
+    _bring(session, asked, ready, load)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Keys whose blocks of some groups are to be in the pool. ``pages``: of tokens, how many are a
+    hit; None for keys.
+    """
+
+    opened: Opened
+    groups: Sequence[int]
+    keys: Keys
+    request: int
+    pages: int | None
+
+    def span(self, group: int) -> slice:
+        """The keys of which the group's blocks are needed."""
+        if self.pages is None:
+            return slice(0, len(self.keys))
+        return slice(*needed_pages(self.opened.hosted.signature.rules[group], self.pages))
+
+
+def _groups(opened: Opened, frame: Frame) -> list[int]:
+    count = len(opened.hosted.signature.groups)
+    if frame.number >> count:
+        raise ProtocolError(
+            f"groups {frame.number:#x}: the store has {count}", Status.BAD_REQUEST, frame.request
+        )
+    mask = frame.number or (1 << count) - 1
+    return [group for group in range(count) if mask >> group & 1]
+
+
+def _count(context: Context, session: Session, asked: Asked) -> None:
+    """Hits by tier and misses by reason, of what is asked to be used (I34)."""
+    flat = asked.opened.hosted.flat
+    core = core_of(asked.opened)
+    nodes = core.find(asked.keys)
+    for group in asked.groups:
+        span = asked.span(group)
+        found = flat.residency.where(core, nodes[span], group)
+        flat.residency.count_asked(core.root, asked.keys[span], found)
+        context.count(session, asked.opened, found)
+
+
+def _bring(session: Session, asked: Asked, ready: Callable[[], None], load: bool) -> None:
+    """Fetches what is below the pool, then ``ready``; at once where nothing is."""
+    hosted = asked.opened.hosted
+    core = core_of(asked.opened)
+    left = 1
+
+    def ended(good: Mask | None = None) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            session.unanswered -= 1
+            ready()
+
+    session.unanswered += 1
+    for group in asked.groups if load else ():
+        keys = asked.keys[asked.span(group)]
+        missing = core.slots(core.find(keys), hosted.flat.tree.column(group, 0)) == NO_SLOT
+        if missing.any():
+            fetch = hosted.flat.fetch(
+                keys[missing], group, namespace=asked.opened.namespace, urgency=Urgency.DEMAND
+            )
+            left += 1
+            hosted.after(fetch.number, ended)
+    ended()
+
+
+def _answer_lease(session: Session, asked: Asked, number: int) -> None:
+    opened, flat = asked.opened, asked.opened.hosted.flat
+    core = core_of(opened)
+    nodes = core.find(asked.keys)
+    rows = []
+    for group in asked.groups:
+        row = np.full(len(asked.keys), -1, np.int64)
+        span = asked.span(group)
+        slots = core.slots(nodes[span], flat.tree.column(group, 0))
+        row[span] = offsets_of(slots, opened.hosted.stride(group))
+        rows.append(row)
+    count = len(asked.keys)
+    if asked.pages is not None:  # what did not come makes the hit shorter, for all groups
+        _, first = there(opened, core, asked.keys)
+        count = reach(opened, first, count)
+        for row, group in zip(rows, asked.groups, strict=True):
+            if count < asked.pages:
+                start, _ = needed_pages(opened.hosted.signature.rules[group], count)
+                slots = core.slots(nodes, flat.tree.column(group, 0))
+                row[:] = offsets_of(slots, opened.hosted.stride(group))
+                row[:start] = -1
+                row[count:] = -1
+    session.reply(
+        Op.LEASE,
+        asked.request,
+        data=np.concatenate(rows),
+        items=count,
+        number=number,
+        argument=len(asked.keys),
+    )
+
+
+def release(context: Context, session: Session, frame: Frame) -> None:
+    """A lease ends."""
+    if not session.let_go(frame.number):
+        raise ProtocolError(f"no lease {frame.number}", Status.UNKNOWN, frame.request)
+    session.reply(Op.RELEASE, frame.request)
+
+
+def keep(context: Context, session: Session, frame: Frame) -> None:
+    """Pins keys for ``argument`` milliseconds, whatever becomes of the connection; with a
+    ``number`` and no time, ends that KEEP. ``items`` of the answer: keys that are there and stay.
+    """
+    opened = opened_of(session, frame)
+    hosted, most = opened.hosted, context.config.limits.keep_most_s
+    if frame.number:
+        _, kept = hosted.keeps.pop(frame.number, (0.0, None))
+        if kept is None:
+            raise ProtocolError(f"no KEEP {frame.number}", Status.UNKNOWN, frame.request)
+        kept.release()
+        session.reply(Op.KEEP, frame.request)
+        return
+    seconds = frame.argument / 1000
+    if not 0 < seconds <= most:
+        raise ProtocolError(
+            f"argument must be 1 to {most * 1000:.0f} milliseconds, not {frame.argument}",
+            Status.BAD_REQUEST,
+            frame.request,
+        )
+    keys = keys_of_frame(opened, frame)
+    _bound_keeps(context, opened, len(keys), frame)
+    pinned = hosted.flat.lease(
+        keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
+    )
+    number = next(context.numbers)
+    hosted.keeps[number] = time.monotonic() + seconds, pinned
+    session.reply(Op.KEEP, frame.request, items=int(pinned.held.sum()), number=number)
+
+
+def _bound_keeps(context: Context, opened: Opened, keys: int, frame: Frame) -> None:
+    """What is kept leaves room for what is not: half of the pool at most."""
+    hosted = opened.hosted
+    kept: list[FlatLease] = [pinned for _, pinned in hosted.keeps.values()]
+    pinned = sum(int(each.held.sum()) for each in kept) + keys
+    least = min(hosted.host.capacity_blocks(group) for group in range(len(hosted.flat.groups)))
+    if len(kept) >= _MOST_KEEPS or pinned > least // 2:
+        raise ProtocolError(
+            f"{pinned} keys would be kept, at most half of {least}", Status.LIMIT, frame.request
+        )
+
+
+def read(context: Context, session: Session, frame: Frame) -> None:
+    """The bytes of keys of one group: which are there, their checksums, and those that are, one
+    after the other.
+    """
+    opened = opened_of(session, frame)
+    group = group_of(opened, frame)
+    keys = keys_of_frame(opened, frame)
+    size = opened.hosted.flat.groups[group].block_bytes
+    most = context.config.limits.max_frame_bytes
+    answer = HEADER_BYTES + padded(len(keys)) + len(keys) * (8 + size)
+    if answer > most:
+        raise ProtocolError(
+            f"the answer would have {answer} bytes, at most {most}: ask for fewer keys",
+            Status.LIMIT,
+            frame.request,
+        )
+    pinned = opened.hosted.flat.lease(
+        keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
+    )
+    asked = Asked(opened, [group], keys.copy(), frame.request, None)
+    _count(context, session, asked)
+
+    def ready() -> None:
+        _answer_read(session, asked, group)
+        if not opened.hosted.flat.gate.closed:
+            pinned.release()
+
+    _bring(session, asked, ready, load=True)
+
+
+def _answer_read(session: Session, asked: Asked, group: int) -> None:
+    opened, flat = asked.opened, asked.opened.hosted.flat
+    core = core_of(opened)
+    slots = core.slots(core.find(asked.keys), flat.tree.column(group, 0))
+    good = slots != NO_SLOT
+    planes = opened.hosted.planes(group)
+    sums = np.zeros(len(slots), np.uint64)
+    sums[good] = checksums(planes, slots[good])
+    offsets = offsets_of(slots[good], opened.hosted.stride(group))
+    size = flat.groups[group].block_bytes
+    data = bytearray(good.astype(np.uint8).tobytes())
+    data += bytes(padded(len(good)) - len(good))
+    data += sums.tobytes()
+    for row in block_rows(int(planes[0]["base"]), offsets, size):
+        data += row
+    session.reply(
+        Op.READ, asked.request, data=memoryview(data), items=len(good), argument=int(good.sum())
+    )

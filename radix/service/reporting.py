@@ -1,0 +1,60 @@
+"""What a server tells of itself: the status that the admin page, the metrics and STAT are made of.
+Called by the thread that owns the stores.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import radix
+from radix.service.context import Context
+from radix.service.hosting import digest_of
+from radix.service.session import Session
+from radix.service.status import Asked, Status, TenantStatus, store_status
+
+
+def status_of(
+    context: Context, sessions: Sequence[Session], addresses: Mapping[str, str], began: float
+) -> Status:
+    """Everything, at this moment; ``began``: Unix time. Cost: stores, tenants and connections."""
+    now = time.time()
+    stores = tuple(
+        store_status(
+            digest_of(hosted.signature)[:12], hosted.flat, hosted.domain, time.monotonic_ns()
+        )
+        for hosted in context.stores()
+    )
+    tenants = []
+    for tenant in context.config.tenants:
+        mine = [session for session in sessions if session.tenant is tenant]
+        counted = context.counted[tenant.name]
+        hits, misses = counted.below("has", "hit"), counted.below("has", "miss")
+        asked = Asked("blocks", sum(hits.values()) + sum(misses.values()), hits, misses)
+        tenants.append(
+            TenantStatus(
+                name=tenant.name,
+                domain=tenant.domain,
+                weight=tenant.weight,
+                quota_bytes=tenant.quota_bytes,
+                disk_quota_bytes=tenant.disk_quota_bytes,
+                used_bytes=None,
+                connections=len(mine),
+                leases=sum(len(session.leases) for session in mine),
+                asked=asked,
+            )
+        )
+    return Status(
+        version=radix.__version__,
+        boot=context.boot.hex(),
+        pid=os.getpid(),
+        state="draining" if context.draining else "running",
+        started_unix_s=began,
+        uptime_s=now - began,
+        addresses=dict(addresses),
+        connections=len(sessions),
+        stores=stores,
+        tenants=tuple(tenants),
+        counters=context.metrics.snapshot(),
+    )
