@@ -15,7 +15,7 @@
 static _Atomic uint64_t allocations;
 static _Atomic uint64_t countdown; /* 0: off; k: the k-th allocation from now fails */
 
-static int allocation_fails(void) {
+int rdx_alloc_fails(void) {
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
     uint64_t left = atomic_load_explicit(&countdown, memory_order_relaxed);
     while (left != 0) {
@@ -26,20 +26,20 @@ static int allocation_fails(void) {
     return 0;
 }
 
-void *rdx_malloc(size_t size) { return allocation_fails() ? NULL : malloc(size ? size : 1); }
+void *rdx_malloc(size_t size) { return rdx_alloc_fails() ? NULL : malloc(size ? size : 1); }
 
 void *rdx_calloc(size_t n, size_t size) {
-    if (allocation_fails() || (size != 0 && n > SIZE_MAX / size))
+    if (rdx_alloc_fails() || (size != 0 && n > SIZE_MAX / size))
         return NULL;
     return n == 0 || size == 0 ? calloc(1, 1) : calloc(n, size);
 }
 
 void *rdx_realloc(void *memory, size_t size) {
-    return allocation_fails() ? NULL : realloc(memory, size ? size : 1);
+    return rdx_alloc_fails() ? NULL : realloc(memory, size ? size : 1);
 }
 
 void *rdx_malloc_aligned(size_t alignment, size_t size) {
-    if (allocation_fails() || size > SIZE_MAX - alignment)
+    if (rdx_alloc_fails() || size > SIZE_MAX - alignment)
         return NULL;
     size_t rounded = (size + alignment - 1) / alignment * alignment; /* as C11 asks */
     return aligned_alloc(alignment, rounded ? rounded : alignment);
@@ -57,6 +57,35 @@ void rdx_ask_huge(void *memory, size_t size) {
 }
 
 void rdx_free_mem(void *memory) { free(memory); }
+
+/* Huge pages are asked for before the first touch, and only where one begins. */
+static void *map_huge(size_t size) {
+    uint8_t *wide = mmap(NULL, size + RDX_HUGE_PAGE, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (wide == MAP_FAILED)
+        return NULL;
+    size_t before = -(uintptr_t)wide % RDX_HUGE_PAGE;
+    if (before)
+        munmap(wide, before);
+    munmap(wide + before + size, RDX_HUGE_PAGE - before);
+#ifdef MADV_HUGEPAGE
+    madvise(wide + before, size, MADV_HUGEPAGE); /* refused: small pages do as well */
+#endif
+    return wide + before;
+}
+
+void *rdx_chunk_new(size_t size) {
+    if (size < RDX_HUGE_PAGE)
+        return rdx_malloc_aligned(64, size);
+    return rdx_alloc_fails() ? NULL : map_huge(size);
+}
+
+void rdx_chunk_free(void *chunk, size_t size) {
+    if (size < RDX_HUGE_PAGE)
+        free(chunk);
+    else
+        munmap(chunk, size);
+}
 
 uint64_t rdx_alloc_fail_at(uint64_t k) {
     atomic_store_explicit(&countdown, k, memory_order_relaxed);

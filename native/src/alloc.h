@@ -16,4 +16,12 @@ void *rdx_malloc_aligned(size_t alignment, size_t size);
  * else and can't fail. */
 void rdx_ask_huge(void *memory, size_t size);
 void rdx_free_mem(void *memory);
+/* Counts one allocation; not 0 where it is to fail, for who allocates in a way of his own. */
+int rdx_alloc_fails(void);
+/* A chunk of a multiple of 4 KiB, aligned to a line; one of RDX_HUGE_PAGE or more begins with a
+ * huge page, and lies on them as far as they go where the machine gives any. Given back by
+ * rdx_chunk_free, with the same size. */
+#define RDX_HUGE_PAGE (2u << 20)
+void *rdx_chunk_new(size_t size);
+void rdx_chunk_free(void *chunk, size_t size);
 #endif

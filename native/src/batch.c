@@ -88,9 +88,9 @@ static uint64_t splits_for(const rdx_tree *t, const part *p, const uint32_t *col
     return found;
 }
 
-static void parts_free(part *parts, uint32_t m) {
+static void parts_free(rdx_tree *t, part *parts, uint32_t m) {
     for (uint32_t k = 0; k < m; k++) {
-        rdx_free_mem(parts[k].spare);
+        rdx_room_give(t, parts[k].spare);
     }
     rdx_free_mem(parts);
 }
@@ -106,7 +106,7 @@ static int parts_room(rdx_tree *t, part *parts, uint32_t m, const uint32_t *colu
     for (uint32_t k = 0; k < m && status == RDX_OK; k++) {
         if (parts[k].n) {
             parts[k].spare_bytes = rdx_buffer_bytes(t, parts[k].n);
-            parts[k].spare = rdx_malloc(parts[k].spare_bytes);
+            parts[k].spare = rdx_room_take(t, parts[k].spare_bytes);
             status = parts[k].spare ? RDX_OK : RDX_ENOMEM;
         }
     }
@@ -156,7 +156,7 @@ int rdx_tree_insert_many(rdx_tree *t, const rdx_cursor *from, uint32_t m, const 
         t->spare_bytes = 0;
     }
     if (parts) {
-        parts_free(parts, m);
+        parts_free(t, parts, m);
     }
     return status;
 }

@@ -404,6 +404,10 @@ static int check_free(const report *r, const rdx_tree_stats *sum) {
                       (uint32_t)t->buffers, (uint32_t)t->buffer_bytes, (uint32_t)sum->buffers,
                       (uint32_t)sum->bytes);
     }
+    const char *fault = rdx_arena_fault(&t->arena);
+    if (fault) {
+        return broken(r, "I12: %s, in the memory of the edges", fault);
+    }
     return RDX_OK;
 }
 

@@ -163,7 +163,7 @@ static buffer *take_spare(rdx_tree *t) {
 
 buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
     size_t bytes = rdx_buffer_bytes(t, cap);
-    buffer *b = t->spare_bytes == bytes ? take_spare(t) : rdx_malloc(bytes);
+    buffer *b = t->spare_bytes == bytes ? take_spare(t) : rdx_room_take(t, bytes);
     if (!b && t->spare_bytes >= bytes) {
         b = take_spare(t);
     }
@@ -179,7 +179,7 @@ buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap) {
 void rdx_buffer_free(rdx_tree *t, buffer *b) {
     t->buffers--;
     t->buffer_bytes -= rdx_buffer_bytes(t, b->cap);
-    rdx_free_mem(b);
+    rdx_room_give(t, b);
 }
 
 /* Copies n pages of every stripe. */
@@ -461,9 +461,10 @@ void rdx_tree_free(rdx_tree *t) {
     for (uint32_t i = 0; i < t->node_used; i++) {
         node *x = node_at(t, i);
         if (x->flags & NODE_LIVE && x->buf && --x->buf->refs == 0) {
-            rdx_free_mem(x->buf);
+            rdx_room_give(t, x->buf);
         }
     }
+    rdx_arena_free(&t->arena);
     rdx_policy_free(t);
     rdx_columns_free(t);
     rdx_free_mem(t->nodes);
@@ -486,7 +487,7 @@ void rdx_tree_get_stats(const rdx_tree *t, rdx_tree_stats *out) {
         .nodes = t->live_nodes,
         .pages = t->live_pages,
         .buffers = t->buffers,
-        .bytes = t->buffer_bytes + (uint64_t)t->node_cap * sizeof(node) +
+        .bytes = rdx_room_bytes(t) + (uint64_t)t->node_cap * sizeof(node) +
                  (uint64_t)t->table_cap * sizeof(entry) +
                  (uint64_t)t->cell_nodes * t->columns * sizeof(cell) +
                  (uint64_t)t->lease_cap * sizeof(lease_slot) + rdx_policy_bytes(t),

@@ -2,6 +2,7 @@
 #ifndef RDX_TREE_H
 #define RDX_TREE_H
 #include "alloc.h"
+#include "arena.h"
 #include "dispatch.h"
 #include "rdx.h"
 #include <stdbool.h>
@@ -156,6 +157,7 @@ struct rdx_tree {
     uint64_t clock;
     struct policy_state *policy; /* NULL: the order of last use alone */
     bool uncounted;              /* what comes and is stamped now is no use */
+    rdx_arena arena;             /* of the buffers; last: it is large, and no match reads it */
 };
 
 /* ---- structure (tree.c) */
@@ -269,6 +271,22 @@ void rdx_pin(rdx_tree *t, uint32_t i);
 void rdx_unpin(rdx_tree *t, uint32_t i);
 /* Cuts or removes what no column holds and no child or lease needs, from i upwards. */
 void rdx_trim(rdx_tree *t, uint32_t i);
+/* Memory for one buffer, from the arena of the tree; from the heap, each by itself, where a checker
+ * of memory is to see who reads or writes beside one. */
+#if defined(__SANITIZE_ADDRESS__) || defined(RDX_DEBUG)
+#define RDX_LOOSE_BUFFERS 1
+#endif
+#ifdef RDX_LOOSE_BUFFERS
+static inline void *rdx_room_take(rdx_tree *t, size_t bytes) { return rdx_malloc(bytes); }
+static inline void rdx_room_give(rdx_tree *t, void *room) { rdx_free_mem(room); }
+static inline uint64_t rdx_room_bytes(const rdx_tree *t) { return t->buffer_bytes; }
+#else
+static inline void *rdx_room_take(rdx_tree *t, size_t bytes) {
+    return rdx_arena_take(&t->arena, bytes);
+}
+static inline void rdx_room_give(rdx_tree *t, void *room) { rdx_arena_give(&t->arena, room); }
+static inline uint64_t rdx_room_bytes(const rdx_tree *t) { return t->arena.bytes; }
+#endif
 buffer *rdx_buffer_new(rdx_tree *t, uint32_t cap);
 /* Copies n pages of every stripe. */
 void rdx_buffer_copy(const rdx_tree *t, buffer *to, uint32_t to_off, const buffer *from,

@@ -17,6 +17,7 @@ from tests.native.cprograms import NATIVE, PROGRAMS, SOURCES, compile_all, run_p
 
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 THREAD = ("-fsanitize=thread",)
+LOOSE = ("-DRDX_LOOSE_BUFFERS",)  # each edge a block of the heap: memcheck knows who wrote it
 LONG = {"test_copy", "test_keys"}  # they compute on a caller's bytes, and take long there
 
 
@@ -63,7 +64,7 @@ def plain_objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for name in ("gcc", "valgrind"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed")
-    return compile_all(SOURCES, (), tmp_path_factory.mktemp("plain"))
+    return compile_all(SOURCES, LOOSE, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize(
