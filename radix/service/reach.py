@@ -27,13 +27,13 @@ def joint_pages(there: Sequence[Mask], rules: Sequence[Rule], most: int) -> int:
     ``there[g][p]``: the block of group g that ends with page p is in a readable tier. Cost: pages x
     groups.
     """
-    most = min(most, *(len(row) for row in there))
-    if all(rule.everywhere for rule in rules):
-        return min(most, *(first_gap(row) for row in there))
+    most = min([most, *(len(row) for row in there)])
+    limiting = [(row, rule) for row, rule in zip(there, rules, strict=True) if rule.lookup]
+    if all(rule.everywhere for _, rule in limiting):
+        return min([most, *(first_gap(row) for row, _ in limiting)])
     valid = np.ones(most + 1, np.bool_)
-    for row, rule in zip(there, rules, strict=True):
-        if rule.lookup:
-            valid &= _valid(row[:most], rule)
+    for row, rule in limiting:
+        valid &= _valid(row[:most], rule)
     return int(valid.nonzero()[0][-1])  # 0 always is
 
 
