@@ -69,7 +69,7 @@ class TreeCore(Steps):
 
     Walk: ``match``, ``joint``, ``slots``, ``entries``, ``keys``, ``pages``. Change:
     ``root``, ``insert``, ``attach``, ``drop``, ``drop_span``, ``evict``, ``touch``, ``restore``.
-    Pin: ``lease``, ``release``, ``move``, ``narrow``. Look: ``nodes``, ``stats``,
+    Pin: ``lease``, ``release``, ``move``, ``narrow``. Look: ``nodes``, ``children``, ``stats``,
     ``column_stats``, ``check``. For many requests: ``match_many``, ``lease_many``,
     ``insert_many``, ``release_many``.
     """
@@ -408,6 +408,19 @@ class TreeCore(Steps):
         room = max(1, self.stats().nodes)
         out = ffi.new("rdx_node_view[]", room)
         raise_status(lib.rdx_tree_nodes(self.native, root, out, room, self._u32))
+        return [
+            NodeView(v.node, v.parent, v.start, v.pages, v.protect, v.children)
+            for v in out[0 : self._u32[0]]
+        ]
+
+    def children(self, node: int, after: int = 0, most: int = 100) -> list[NodeView]:
+        """At most ``most`` children of a node, those behind its child ``after`` (0: the first).
+
+        Of theirs the number is told up to 1000. ``StaleError`` where one of the two is gone. Cost:
+        what is returned.
+        """
+        out = ffi.new("rdx_node_view[]", most)
+        raise_status(lib.rdx_node_children(self.native, node, after, out, most, self._u32))
         return [
             NodeView(v.node, v.parent, v.start, v.pages, v.protect, v.children)
             for v in out[0 : self._u32[0]]

@@ -523,6 +523,12 @@ typedef struct rdx_node_view {
 /* Nodes in depth-first order, the root first; returns how many were written (at most max). */
 int rdx_tree_nodes(const rdx_tree *tree, rdx_handle root, rdx_node_view *out, uint32_t max,
                    uint32_t *n);
+/* The children of a node that stand behind its child `after` (0: from the first on), at most max of
+ * them; each one's own children are counted up to RDX_MANY_CHILDREN. RDX_ESTALE where either is
+ * gone, or `after` is no child of it. Cost: what is written. */
+#define RDX_MANY_CHILDREN 1000
+int rdx_node_children(const rdx_tree *tree, rdx_handle parent, rdx_handle after, rdx_node_view *out,
+                      uint32_t max, uint32_t *n);
 int rdx_node_interval(const rdx_tree *tree, rdx_handle node, uint32_t column, uint32_t *lo,
                       uint32_t *hi);
 /* Handles in list order of a column, the next victim first: the dead, then the others. */

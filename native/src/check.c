@@ -503,6 +503,23 @@ int rdx_check(const rdx_tree *t, int device, char *what, uint32_t what_bytes) {
 }
 
 /* ---------------------------------------------------------------- iteration */
+static rdx_node_view view_of(const rdx_tree *t, uint32_t i, uint32_t most) {
+    const node *x = node_at(t, i);
+    uint32_t children = 0;
+    for (uint32_t c = x->first_child; c != NIL && children < most;
+         c = node_at(t, c)->next_sibling) {
+        children++;
+    }
+    return (rdx_node_view){
+        .node = handle_of(t, i),
+        .parent = x->flags & NODE_ROOT ? 0 : handle_of(t, x->parent),
+        .start = x->start,
+        .pages = x->len,
+        .protect = x->protect,
+        .children = children,
+    };
+}
+
 int rdx_tree_nodes(const rdx_tree *t, rdx_handle root, rdx_node_view *out, uint32_t max,
                    uint32_t *n) {
     uint32_t i = node_of(t, root);
@@ -513,18 +530,7 @@ int rdx_tree_nodes(const rdx_tree *t, rdx_handle root, rdx_node_view *out, uint3
     uint32_t top = i;
     while (i != NIL && *n < max) {
         const node *x = node_at(t, i);
-        uint32_t children = 0;
-        for (uint32_t c = x->first_child; c != NIL; c = node_at(t, c)->next_sibling) {
-            children++;
-        }
-        out[(*n)++] = (rdx_node_view){
-            .node = handle_of(t, i),
-            .parent = x->flags & NODE_ROOT ? 0 : handle_of(t, x->parent),
-            .start = x->start,
-            .pages = x->len,
-            .protect = x->protect,
-            .children = children,
-        };
+        out[(*n)++] = view_of(t, i, UINT32_MAX);
         if (x->first_child != NIL) {
             i = x->first_child;
             continue;
@@ -533,6 +539,28 @@ int rdx_tree_nodes(const rdx_tree *t, rdx_handle root, rdx_node_view *out, uint3
             i = node_at(t, i)->parent;
         }
         i = i == top ? NIL : node_at(t, i)->next_sibling;
+    }
+    return RDX_OK;
+}
+
+int rdx_node_children(const rdx_tree *t, rdx_handle parent, rdx_handle after, rdx_node_view *out,
+                      uint32_t max, uint32_t *n) {
+    uint32_t i = node_of(t, parent);
+    *n = 0;
+    if (i == NIL) {
+        return RDX_ESTALE;
+    }
+    uint32_t c = node_at(t, i)->first_child;
+    if (after) {
+        uint32_t before = node_of(t, after);
+        if (before == NIL || node_at(t, before)->flags & NODE_ROOT ||
+            node_at(t, before)->parent != i) {
+            return RDX_ESTALE;
+        }
+        c = node_at(t, before)->next_sibling;
+    }
+    for (; c != NIL && *n < max; c = node_at(t, c)->next_sibling) {
+        out[(*n)++] = view_of(t, c, RDX_MANY_CHILDREN);
     }
     return RDX_OK;
 }
