@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,16 @@ from radix.front import FrontTier
 from radix.groups import Group
 from radix.joining import joined
 from radix.reports import BEYOND, FAILED, Values, heard_of, said_of, width_of
-from radix.tier import Restored, Slots, Tier, TierMode, TierUsage, Transfer, TransferDone
+from radix.tier import (
+    Restored,
+    Slots,
+    Tier,
+    TierMode,
+    TierUsage,
+    Transfer,
+    TransferDone,
+    Written,
+)
 
 Agree = Callable[[Values], Values]
 
@@ -63,6 +72,7 @@ class Agreement:
         if agree is not None and not callable(agree):
             raise TypeError(f"agree must be callable, not {type(agree).__name__}")
         self._agree = agree
+        self.shared = agree is not None  # with replicas that have to decide alike
         self._timed = timed
         self._read = clock
         self._now = 0
@@ -161,7 +171,7 @@ class AgreedTier(FrontTier):
         self._agreement = agreement
         self._groups: tuple[Group, ...] = ()
         self._first = True
-        self._mode = inner.mode
+        self._mode, self._total = inner.mode, 0
         self._capacity: Values = np.empty(0, np.int64)
         self._room: Values = np.empty(0, np.int64)
         self._taken: list[int] = []  # blocks since the last step, by group
@@ -233,9 +243,13 @@ class AgreedTier(FrontTier):
         return len(self._reports) > before
 
     def said(self) -> Values:
-        """This rank's numbers: mode, room by group, and the jobs in order."""
-        mode = np.array([_MODES.index(self.inner.mode)], np.int64)
-        return np.concatenate((mode, self._free_now(), *map(self._said_of, sorted(self._jobs))))
+        """This rank's numbers: mode, what was written (the most of all counts: a minimum of what is
+        negative), room by group, and the jobs in order.
+        """
+        written = self.inner.written()
+        total = 0 if written is None else written.total_bytes
+        first = np.array([_MODES.index(self.inner.mode), -total], np.int64)
+        return np.concatenate((first, self._free_now(), *map(self._said_of, sorted(self._jobs))))
 
     def _said_of(self, number: int) -> Values:
         job = self._jobs[number]
@@ -251,9 +265,9 @@ class AgreedTier(FrontTier):
     def hear(self, row: Values) -> None:
         """Acts on the minimum of what all ranks said."""
         groups = len(self._groups)
-        self._mode = _MODES[int(row[0])]
-        self._room, self._taken = row[1 : 1 + groups], [0] * groups
-        at = 1 + groups
+        self._mode, self._total = _MODES[int(row[0])], -int(row[1])
+        self._room, self._taken = row[2 : 2 + groups], [0] * groups
+        at = 2 + groups
         for number in sorted(self._jobs):
             job, prefix = self._jobs[number], self._in_order(self._jobs[number])
             end = at + width_of(job.blocks, prefix)
@@ -446,6 +460,11 @@ class AgreedTier(FrontTier):
             failed = error
         if not self._agreement.minimum(np.array([failed is None], np.int64))[0]:
             raise TierUnavailableError(self.name, f"no new epoch: {failed or 'another rank'}")
+
+    def written(self) -> Written | None:
+        """This rank's own, but ``total_bytes``: the most of all ranks, as of the last step."""
+        mine = self.inner.written()
+        return None if mine is None else replace(mine, total_bytes=self._total)
 
     def usage(self) -> TierUsage:
         """This rank's bytes; slots without memory count as used."""

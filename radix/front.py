@@ -21,6 +21,7 @@ from radix.tier import (
     Transfer,
     TransferDone,
     View,
+    Written,
 )
 
 
@@ -152,6 +153,10 @@ class FrontTier:
     def usage(self) -> TierUsage:
         """The inner tier's."""
         return self.inner.usage()
+
+    def written(self) -> Written | None:
+        """The inner tier's."""
+        return self.inner.written()
 
     def check(self) -> None:
         """Of the inner tier."""

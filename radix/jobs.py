@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,13 @@ from radix.errors import (
     TierFullError,
 )
 from radix.events import Event, TierEvent, TransferEvent
+from radix.moves import AnyMove as AnyMove
+from radix.moves import Job as Job
+from radix.moves import Key as Key
+from radix.moves import M as M
 from radix.policy.breaker import Breakers
 from radix.policy.limits import Limits, Moment
+from radix.policy.wear import Wear
 from radix.residency import Residency
 from radix.tier import (
     Records,
@@ -35,73 +39,11 @@ from radix.tier import (
     Transfer,
     TransferDone,
     Urgency,
-    View,
 )
 
-Key = bytes
 NOBODY = 0  # the owner of what nobody waits for
 TURN_S = 0.001  # between looks at one tier while several are waited for
 Place = tuple[int, ...]  # where a key can land once: tier, group and what else tells keys apart
-
-
-class AnyMove(Protocol):
-    """Blocks of one group that go from one tier to its neighbour, however they are named."""
-
-    @property
-    def group(self) -> int:
-        """The number of the group."""
-        ...
-
-    @property
-    def source(self) -> int:
-        """The number of the tier that is copied from; -1 is the engine's own."""
-        ...
-
-    @property
-    def target(self) -> int:
-        """The number of the tier that is copied to."""
-        ...
-
-    @property
-    def blocks(self) -> int:
-        """Blocks to move."""
-        ...
-
-
-M = TypeVar("M", bound=AnyMove)
-
-
-@dataclass(slots=True)
-class Job(Generic[M]):
-    """A transfer under way: it pins its blocks and owns both sides' slots until its one
-    acknowledgement. ``unpin`` gives the pin back.
-    """
-
-    number: int
-    move: M
-    upper_slots: Slots
-    lower_slots: Slots
-    keys: list[Key]
-    owner: int
-    start_ns: int
-    unpin: Callable[[], None]
-    since: Moment
-    part: View | None = None
-    by_layer: bool = False
-    cancelled: bool = False
-    late: bool = False  # given up by who waited for it: its slots are its own until it ends
-    stale: bool = False  # of an older epoch: it only gives back what it holds
-    done: TransferDone | None = None  # its acknowledgement, while it is acted upon
-
-    @property
-    def storing(self) -> bool:
-        """Down, not up."""
-        return self.move.target > self.move.source
-
-    @property
-    def lower(self) -> int:
-        """The number of the tier that moves the bytes."""
-        return max(self.move.source, self.move.target)
 
 
 class Jobs(ABC, Generic[M]):
@@ -139,6 +81,9 @@ class Jobs(ABC, Generic[M]):
         self._last_mode = [tier.mode for tier in self.tiers]
         self._inbox: list[TransferDone] = []  # acknowledged, not yet acted upon
         self.breakers = Breakers(self.tiers, self.limits.breaker, residency.metrics)
+        self.wear = Wear(
+            self.tiers, residency.groups, self.limits, residency.metrics, self._arriving, clock()
+        )
         self._lifted: set[int] = set()  # ended without an acknowledgement, which may still come
 
     def now(self) -> Moment:
@@ -182,10 +127,19 @@ class Jobs(ABC, Generic[M]):
         return np.fromiter(map(here.__contains__, keys), np.bool_, len(keys))
 
     def _room(self, target: int, group: int, blocks: int) -> Slots:
-        """As many slots of a lower tier as fit; what finds none is declined and counted."""
-        slots = self.fitting(target, group, blocks)
+        """As many slots of a lower tier as fit, and as its budget of writes allows; what finds none
+        is declined and counted.
+        """
+        allowed = self.wear.within(target, group, blocks, self._clock())
+        slots = self.fitting(target, group, allowed)
         self.count("declined", target, group, blocks - len(slots))
         return slots
+
+    def _arriving(self, tier: int, group: int) -> int:
+        """Blocks that are on their way down into a tier. Cost: the jobs."""
+        place = tier, group
+        jobs = (job for job in self.jobs.values() if job.storing)
+        return sum(job.move.blocks for job in jobs if (job.move.target, job.move.group) == place)
 
     def fitting(self, tier: int, group: int, blocks: int) -> Slots:
         """As many slots as fit, ``blocks`` at most."""
@@ -389,6 +343,7 @@ class Jobs(ABC, Generic[M]):
             except TierError:  # the others go on; it is asked again, and out if it stays so
                 self.residency.metrics.add(("tier", "silent", tier.name))
                 self.breakers.ended(number, storing=False, good=False)
+        self.wear.run(self._clock())  # what ended was written
         while self._inbox:
             done = self._inbox.pop(0)
             if done.job in self._lifted:

@@ -179,12 +179,17 @@ class TierUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class TierUsage:
-    """Bytes that the tier takes now, its limit, and blocks used a group."""
+class Written:
+    """Bytes that a tier gave its medium to write since it was opened: ``payload_bytes``, blocks
+    with their padding; ``index_bytes``, whatever names them, pages that are written anew included
+    (and blocks that lie in it); ``ahead_bytes``, room made ready. ``total_bytes``: what a budget
+    goes by, all of these; of replicas the most that one of them wrote.
+    """
 
-    used_bytes: int
-    limit_bytes: int
-    used_blocks: tuple[int, ...]
+    payload_bytes: int
+    index_bytes: int
+    ahead_bytes: int
+    total_bytes: int
 
 
 @runtime_checkable
@@ -347,6 +352,10 @@ class Tier(Protocol):
 
     def usage(self) -> TierUsage:
         """Bytes and blocks in use."""
+        ...
+
+    def written(self) -> Written | None:
+        """What its medium was given to write, for one that wears; None for others. Cost: O(1)."""
         ...
 
     def check(self) -> None:

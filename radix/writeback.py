@@ -181,6 +181,8 @@ class WriteBack:
             self._tree.release(lease, stamp=False)
         if coming:
             return _DOWN
+        if self._transfers.wear.spent(target, group, self._transfers.now().ns):
+            return _GONE  # there is no telling when it could be written
         if not taken or self._hopeful(target):
             return _STUCK
         return _GONE

@@ -20,11 +20,12 @@ import numpy as np
 
 from radix.errors import TierError, TierFullError, TierUnavailableError
 from radix.tier import Slots
-from tiers.lmdb_index import Additions, Ids, LmdbIndex, guards
+from tiers.lmdb_index import PAGE_BYTES, Additions, Ids, LmdbIndex, guards
 
 MOST_BLOCKS = 8192  # in one transaction
 MOST_BYTES = 64 << 20
 MOST_REMOVALS_WHEN_FULL = 64
+LEAST_PAGES = 4  # of a commit: a path to a leaf of the table, the main table, a page of meta data
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Committer:
         self._shared = _Shared()
         self._offered: list[StoreWork] = []
         self.commits = 0
+        self.written_bytes = 0  # that LMDB wrote, pages that it writes anew included
         self._thread = self._start()
 
     def _start(self) -> threading.Thread:
@@ -211,7 +213,9 @@ class Committer:
             shared.removals.clear()
             shared.urgent = False
             shared.busy = True
+        before, commits = _handed_over(), self.commits
         results, kept = self._settle(stores, removals)
+        self._measure(before, self.commits - commits, stores)
         with shared.lock:
             shared.results.extend(results)
             # A removal that failed goes with a later transaction: until then its slots rest.
@@ -220,6 +224,14 @@ class Committer:
             shared.working, shared.leaving, shared.busy = [], [], False
         self._signal()
         return bool(results) or not stopping
+
+    def _measure(self, before: int, commits: int, stores: list[StoreWork]) -> None:
+        """Counts what this thread wrote; by the least that it can be where that is not told."""
+        wrote = _handed_over() - before
+        if before < 0 or wrote < 0:
+            least = sum(work.additions.records.nbytes for work in stores)
+            wrote = least + commits * LEAST_PAGES * PAGE_BYTES
+        self.written_bytes += wrote
 
     def _take_stores(self) -> list[StoreWork]:
         stores: list[StoreWork] = []
@@ -305,3 +317,15 @@ class Committer:
 
     def _signal(self) -> None:
         os.eventfd_write(self._event_fd, 1)
+
+
+def _handed_over() -> int:
+    """Bytes that this thread gave to write calls since it began, by the kernel's account; -1 where
+    it keeps none.
+    """
+    try:
+        with open("/proc/thread-self/io", "rb", buffering=0) as account:
+            lines = account.read(512).splitlines()
+    except OSError:
+        return -1
+    return next((int(line[6:]) for line in lines if line.startswith(b"wchar:")), -1)

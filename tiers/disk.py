@@ -29,6 +29,7 @@ from radix.tier import (
     TierUsage,
     Transfer,
     TransferDone,
+    Written,
 )
 from tiers.committer import RemovalWork
 from tiers.disk_books import DiskBooks
@@ -372,6 +373,16 @@ class DiskTier(PooledTier):
         return TierUsage(
             used, self.limit_bytes, tuple(self._books.resident(group) for group in groups)
         )
+
+    def written(self) -> Written | None:
+        """What the drives were given to write: blocks with their padding, what LMDB wrote (all of
+        it under ``payload="lmdb"``), and zeros ahead of the blocks. Cost: O(1).
+        """
+        if not self._groups:
+            return Written(0, 0, 0, 0)
+        payload, index = self.counts.written_bytes, self._transfers.committer.written_bytes
+        ahead = self._transfers.ahead.written_bytes
+        return Written(payload, index, ahead, payload + index + ahead)
 
     def check(self) -> None:
         """Raises ``InvariantError`` where the books disagree, or the files pass the limit (I7, I8,

@@ -23,12 +23,15 @@ SEGMENTS_AHEAD = 2
 
 
 class ZeroAhead:
-    """``step`` when there is time, ``ended`` when its job has; ``ready_bytes`` lie zeroed."""
+    """``step`` when there is time, ``ended`` when its job has; ``ready_bytes`` lie zeroed,
+    ``written_bytes`` were.
+    """
 
     def __init__(
         self, engine: TransferEngine, files: SlabFiles, slab: SlabAllocator, tier: str
     ) -> None:
         self.job = 0  # under way; 0: none
+        self.written_bytes = 0
         self._engine, self._files, self._slab, self._tier = engine, files, slab, tier
         self._enabled = slab.segment_bytes >= LEAST_SEGMENT_BYTES
         self._segment = UNLENT
@@ -69,6 +72,7 @@ class ZeroAhead:
         if self._engine.submit_ops(job, Urgency.STORE, ops, sync=False) == lib.RDX_OK:
             self.job = job
             self._done_bytes += int(ops["bytes"].sum())
+            self.written_bytes += int(ops["bytes"].sum())
 
     def _choose(self) -> bool:
         self._ready = {segment for segment in self._ready if self._slab.owner(segment) < 0}

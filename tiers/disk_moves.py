@@ -192,11 +192,13 @@ def file_ops(
     return ops.reshape(-1)
 
 
-def settle_ops(move: Move) -> None:
-    """Takes statuses and bytes, and for a store checksums, from the parts that have ended."""
+def settle_ops(move: Move) -> int:
+    """Takes statuses and bytes, and for a store checksums, from the parts that have ended; the
+    bytes of a file that they touched, in pages.
+    """
     ops = move.ops.reshape(-1, len(move.cut.sizes))
     if not len(ops):
-        return
+        return 0
     blocks = ops["block"][:, 0].astype(np.int64)
     bad = ops["status"] != lib.RDX_OK
     first = np.argmax(bad, axis=1)
@@ -205,6 +207,9 @@ def settle_ops(move: Move) -> None:
     move.nbytes = int(ops["payload_bytes"][~bad].sum())
     if move.storing:
         move.sums[blocks] = ops["checksum"]
+    touched = np.where(bad, np.uint64(0), ops["bytes"]).sum(axis=1)
+    page = np.uint64(ALIGNMENT_BYTES)
+    return int(((touched + page - np.uint64(1)) // page * page).sum())
 
 
 def views_of(move: Move, chosen: npt.NDArray[np.int64]) -> list[memoryview]:

@@ -31,7 +31,8 @@ Indices = npt.NDArray[np.int64]
 @dataclass(slots=True)
 class DiskCounts:
     """What happened since the tier was opened, in blocks. ``dropped``: found at opening and not
-    kept (of another layout, beyond the limit, damaged).
+    kept (of another layout, beyond the limit, damaged). ``written_bytes``: into slab files, with
+    the padding.
     """
 
     stored: int = 0
@@ -40,6 +41,7 @@ class DiskCounts:
     failed_stores: int = 0
     failed_loads: int = 0
     dropped: int = 0
+    written_bytes: int = 0
 
 
 def check_records(transfer: Transfer, page_bytes: int) -> None:

@@ -331,7 +331,7 @@ class DiskTransfers:
         return True
 
     def _written(self, move: Move, status: int, nbytes: int) -> None:
-        settle_ops(move)
+        self.counts.written_bytes += settle_ops(move)
         self._publish(move)
 
     def _publish(self, move: Move) -> None:

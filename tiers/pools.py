@@ -36,6 +36,7 @@ from radix.tier import (
     Transfer,
     TransferDone,
     View,
+    Written,
 )
 from tiers.arrivals import Arrivals
 from tiers.transfer import status_text
@@ -422,6 +423,10 @@ class PooledTier:
             taken += blocks * size
             limit += pool.capacity * size
         return TierUsage(taken, limit, used)
+
+    def written(self) -> Written | None:
+        """None: memory does not wear."""
+        return None
 
     def check(self) -> None:
         """Raises ``InvariantError`` where the books disagree (I7, I8). Cost: all slots."""

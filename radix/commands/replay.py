@@ -21,6 +21,7 @@ from radix.commands.terminal import (
     show,
 )
 from radix.options import OptionError
+from radix.policy.limits import WRITE_POLICIES
 from radix.replay.chains import Chains, encode_chains
 from radix.replay.checkpoints import parse_checkpoints
 from radix.replay.model_files import model_of
@@ -30,6 +31,7 @@ from radix.replay.options import (
     ONLINE_POLICIES,
     OPTIMAL,
     parse_budgets,
+    parse_bytes,
     parse_capacities,
     parse_policies,
     parse_positive,
@@ -141,6 +143,10 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
     )
     _add_model_arguments(replay)
+    _add_tiered_arguments(replay)
+
+
+def _add_tiered_arguments(replay: argparse.ArgumentParser) -> None:
     tiered = replay.add_argument_group("with real bytes")
     tiered.add_argument(
         "--tiers",
@@ -152,6 +158,21 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     )
     tiered.add_argument(
         "--data", metavar="DIR", help="keep the disk tier here (a temporary folder)"
+    )
+    tiered.add_argument(
+        "--write",
+        metavar="POLICY",
+        help=f"when blocks go down: {', '.join(WRITE_POLICIES)} ({WRITE_POLICIES[0]})",
+    )
+    tiered.add_argument(
+        "--write-budget",
+        metavar="SIZE",
+        help="what the disk may be given to write in a day of the trace, as 2TB",
+    )
+    tiered.add_argument(
+        "--time-unit",
+        metavar="UNIT",
+        help="of the trace's timestamps, s or ms (ms; sessions have s): what a day is",
     )
     tiered.add_argument(
         "--verify", action="store_true", help="compare every block read back with what was written"
@@ -289,14 +310,25 @@ def _replay_bytes(options: argparse.Namespace, page_tokens: int) -> int:
     block_bytes = parse_positive("--block-bytes", options.block_bytes or str(DEFAULT_BLOCK_BYTES))
     if options.data is not None and not sizes.disk:
         raise OptionError("--data", "there is no disk tier in --tiers to keep there")
+    write = options.write or WRITE_POLICIES[0]
+    if write not in WRITE_POLICIES:
+        raise OptionError("--write", f"{write!r} is not one of {', '.join(WRITE_POLICIES)}")
+    if options.time_unit not in (None, "s", "ms"):
+        raise OptionError("--time-unit", f"{options.time_unit!r} is neither s nor ms")
+    budget = None
+    if options.write_budget is not None:
+        budget = parse_bytes("--write-budget", options.write_budget)
     stopwatch = Stopwatch()
     with stopwatch.measure("parse"):
         trace = read_trace(options.trace, page_tokens, _interleave(options))
     from radix.replay.bytes import replay_bytes
 
+    unit_s = {"s": 1.0, "ms": 1e-3}[options.time_unit or ("s" if trace.block_tokens else "ms")]
     data, verify = Path(options.data) if options.data is not None else None, options.verify
     with shown_progress() as progress:
-        report, history = replay_bytes(trace, sizes, block_bytes, data, verify, progress, stopwatch)
+        report, history = replay_bytes(
+            *(trace, sizes, block_bytes, data, verify, progress, stopwatch), write, budget, unit_s
+        )
     if options.plot is not None:
         from radix.replay.plots import plot_tiered_replay
 
@@ -327,6 +359,9 @@ def _check_combination(options: argparse.Namespace) -> None:
         "--block-bytes": options.block_bytes,
         "--data": options.data,
         "--verify": options.verify or None,
+        "--write": options.write,
+        "--write-budget": options.write_budget,
+        "--time-unit": options.time_unit,
     }
     names = ("budget_bytes", "checkpoints", "flops", "rate", "latency")
     modelled = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}

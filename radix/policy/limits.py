@@ -101,6 +101,9 @@ class Limits:
     prefetches hold in a tier at once (None: a half of it); ``stores``, ``loads``, ``prefetches``:
     transfers of one tier under way at once (None: as its queue allows); ``write_after``: how often
     a block must have been asked for again before it goes down (write_after).
+    ``write_budget_bytes_per_day``: what each persistent tier may be given to write, its index
+    included, by the clock given (None: no end); in a day never more than that and
+    ``write_burst_bytes`` (None: an hour's share of it).
     """
 
     demote_after: Patience = Patience()
@@ -112,11 +115,14 @@ class Limits:
     loads: int | None = None
     prefetches: int | None = 4
     write_after: int = 1
+    write_budget_bytes_per_day: int | None = None
+    write_burst_bytes: int | None = None
     breaker: Breaker = Breaker()
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` or ``TypeError`` by name."""
-        for name in ("prefetch_blocks", "stores", "loads", "prefetches"):
+        counts = ("prefetch_blocks", "stores", "loads", "prefetches")
+        for name in (*counts, "write_budget_bytes_per_day", "write_burst_bytes"):
             _check(name, getattr(self, name), 1)
         if self.write_after is None:
             raise TypeError("write_after must be an int, not NoneType")
@@ -133,4 +139,5 @@ class Limits:
     def timed(self) -> bool:
         """Whether something waits for the clock though nothing is under way."""
         waits = (self.demote_after, self.drop_after, self.prefetch_deadline)
-        return any(each.ns is not None for each in waits)
+        paid = self.write_budget_bytes_per_day is not None
+        return paid or any(each.ns is not None for each in waits)

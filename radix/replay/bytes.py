@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from radix.replay.history import History
 from radix.replay.interrupt import Interrupt, deferred_interrupt
 from radix.replay.options import TierSizes
@@ -34,6 +36,9 @@ def replay_bytes(
     verify: bool,
     progress: Progress,
     stopwatch: Stopwatch | None = None,
+    write: str = "write_through",
+    budget_bytes: int | None = None,
+    unit_s: float = 1e-3,
 ) -> tuple[TieredReport, History]:
     """Run a whole trace through the tiers and count hits, bytes moved and blocks verified.
 
@@ -49,6 +54,9 @@ def replay_bytes(
         progress: told how many requests are done.
         stopwatch: whose stages the report has, from when it was made until the tiers are closed;
             one of the replay alone unless given.
+        write: the policy of writing.
+        budget_bytes: what the disk may be given to write in a day, by the trace's own time.
+        unit_s: seconds that one of the trace's units of time stands for.
 
     Raises:
         OptionError: the tiers do not fit this machine, or `data` cannot be used.
@@ -57,9 +65,31 @@ def replay_bytes(
     stopwatch = stopwatch or Stopwatch()
     directory = stopwatch.around(_directory(sizes, data), "open", "close")
     with deferred_interrupt() as interrupt, directory as folder:
-        shape = Shape(sizes, block_bytes, trace.page_tokens, folder, trace.unit)
-        report, history = _replay(trace, shape, data, verify, progress, interrupt, stopwatch)
+        shape = Shape(
+            sizes, block_bytes, trace.page_tokens, folder, trace.unit, write, budget_bytes
+        )
+        clock = _TraceClock(trace, unit_s)
+        report, history = _replay(trace, shape, data, verify, progress, interrupt, stopwatch, clock)
     return replace(report, stages=stopwatch.stages()), history
+
+
+class _TraceClock:
+    """The time of the request that runs, by the trace, as far as it goes on; the machine's where
+    the trace has none.
+    """
+
+    def __init__(self, trace: Trace, unit_s: float) -> None:
+        since = trace.timestamps - trace.timestamps[:1].sum()
+        self._seconds = np.maximum.accumulate(since * unit_s)
+        self.spanned_s = float(self._seconds[-1]) if len(self._seconds) else 0.0
+        self._now_ns = 0
+
+    def at(self, number: int) -> None:
+        """This request begins."""
+        self._now_ns = int(self._seconds[number] * 1e9)
+
+    def __call__(self) -> int:
+        return self._now_ns if self.spanned_s else time.perf_counter_ns()
 
 
 @contextmanager
@@ -79,11 +109,12 @@ def _replay(
     progress: Progress,
     interrupt: Interrupt,
     stopwatch: Stopwatch,
+    clock: _TraceClock,
 ) -> tuple[TieredReport, History]:
     history = History(shape.capacity_bytes)
     progress.phase("requests", len(trace))
     began = time.perf_counter()
-    tiers = opened(shape, time.perf_counter_ns, events=False)
+    tiers = opened(shape, clock, events=False)
     with stopwatch.around(tiers, "open", "close") as (cache, device):
         stopwatch.watch_cache(cache)
         serving = Serving(cache, device, shape, history, interrupt, verify=verify)
@@ -93,6 +124,7 @@ def _replay(
         stopwatch.watch(serving.content, "wrong", "verify")
         step = max(1, len(trace) // _SAMPLES)
         for number, prompt in enumerate(trace.prompts()):
+            clock.at(number)
             if len(prompt):
                 request = serving.admit(prompt)
                 keys = serving.ready(request)
@@ -118,8 +150,10 @@ def _replay(
                 "device": str(device.device),
                 "data": "" if data is None else str(data),
                 "verify": int(verify),
+                "write": shape.write,
+                "write_budget_bytes_per_day": shape.budget_bytes or 0,
             },
-            runs=(serving.run("replay"),),
+            runs=(serving.run("replay", clock.spanned_s),),
             checks=tuple(serving.checks()),
             stages=(),
         )

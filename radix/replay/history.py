@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The counters of a cache at one moment; all but `used_bytes` count from the run's start."""
+    """The counters of a cache at one moment; all but `used_bytes` count from the run's start.
+    `written_bytes`: what tiers that wear were given to write, by tier.
+    """
 
     seconds: float
     prompt_tokens: int
     hit_tokens: Mapping[str, int]
     used_bytes: Mapping[str, int]
     moved_bytes: Mapping[str, int]
+    written_bytes: Mapping[str, int]
 
 
 @dataclass(slots=True)

@@ -224,6 +224,18 @@ def parse_bytes_per_s(option: str, text: str) -> float:
     return float(value)
 
 
+def parse_bytes(option: str, text: str) -> int:
+    """Parse a size such as 4GiB, of a whole byte at least.
+
+    Raises:
+        OptionError: it is none.
+    """
+    value = size_of(text)
+    if not value or value < 1:
+        raise OptionError(option, f"expected a size such as 4GiB, got {text!r}")
+    return int(value)
+
+
 def parse_seed(text: str) -> int:
     """Parse what random numbers are made from: an integer of at least 0.
 

@@ -127,17 +127,22 @@ def plot_hit_ratio_over_time(history: History, path: str | Path) -> None:
 
 
 def plot_tiered_replay(report: TieredReport, history: History, path: str | Path) -> None:
-    """Draw what each tier served over time and, below, where the time went, a bar a stage.
+    """Draw what each tier served over time, what was moved and written meanwhile and, below, where
+    the time went, a bar a stage.
 
     Cost: about 0.3 s.
 
     Raises:
         OSError: the file cannot be written.
     """
-    figure, (above, below) = _figures(
-        "Prompt tokens served from the cache, by tier", f"Share of {report.seconds:.4g} s by stage"
+    figure, (above, middle, below) = _figures(
+        "Prompt tokens served from the cache, by tier",
+        "Bytes moved between tiers, and written",
+        f"Share of {report.seconds:.4g} s by stage",
     )
     _draw_hit_ratio(above, history)
+    _draw_bytes_moved(middle, history)
+    middle.legend(frameon=False, fontsize=7)
     places = list(range(len(report.stages)))
     for part in report.parts:
         mine = [place for place in places if report.stages[place].part == part]
@@ -191,18 +196,27 @@ def plot_bytes_moved(history: History, path: str | Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    figure, axes = _figure("Bytes moved between tiers")
+    figure, axes = _figure("Bytes moved between tiers, and written")
+    _draw_bytes_moved(axes, history)
+    _save(figure, axes, path)
+
+
+def _draw_bytes_moved(axes: Axes, history: History) -> None:
     seconds = [sample.seconds for sample in history.samples]
     directions = history.samples[-1].moved_bytes if history.samples else {}
     for number, direction in enumerate(directions):
         moved = [sample.moved_bytes.get(direction, 0) for sample in history.samples]
         label = f"{direction} ({_bytes(moved[-1], 0)})"
         axes.plot(seconds, moved, color=_OTHERS[number % len(_OTHERS)], label=label)
+    for number, tier in enumerate(history.samples[-1].written_bytes if history.samples else {}):
+        written = [sample.written_bytes.get(tier, 0) for sample in history.samples]
+        label = f"written to {tier} ({_bytes(written[-1], 0)})"
+        colour = _colour(TIER_COLOURS, tier, number)
+        axes.plot(seconds, written, color=colour, linestyle="--", label=label)
     axes.set_xlabel("time (s)")
-    axes.set_ylabel("bytes moved since the start")
+    axes.set_ylabel("bytes since the start")
     _bytes_axis(axes)
     _marks(axes, history)
-    _save(figure, axes, path)
 
 
 def _figure(title: str) -> tuple[Figure, Axes]:

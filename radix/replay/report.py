@@ -164,6 +164,11 @@ class TieredRun:
     and `verified_blocks` are those of them that were then compared there with what had been
     written. `declined_blocks` found no room in the tier below, `corrupt_blocks` were read and
     found damaged (a miss each), `restored_blocks` lay on the disk when it was opened.
+
+    Of tiers that wear: `stored_bytes` of blocks went there, for which they were given
+    `written_bytes` to write, by what it was (payload with its padding, index, room made ahead);
+    `over_budget_blocks` were not stored because the budget of a day was used up. `spanned_s` is
+    how long the requests took by the trace's own time, where it has one.
     """
 
     label: str
@@ -180,6 +185,29 @@ class TieredRun:
     loaded_blocks: int
     verified_blocks: int
     seconds: float
+    stored_bytes: Mapping[str, int]
+    written_bytes: Mapping[str, Mapping[str, int]]
+    over_budget_blocks: Mapping[str, int]
+    spanned_s: float
+
+    @property
+    def write_amplification(self) -> dict[str, float]:
+        """By tier the bytes written for each that was stored, where any was. Cost: O(tiers)."""
+        return {
+            tier: sum(self.written_bytes[tier].values()) / stored
+            for tier, stored in self.stored_bytes.items()
+            if stored
+        }
+
+    @property
+    def written_bytes_a_day(self) -> dict[str, float]:
+        """By tier the bytes written in a day like the replayed time. Cost: O(tiers)."""
+        days = self.spanned_s / 86_400
+        return {
+            tier: sum(written.values()) / days
+            for tier, written in self.written_bytes.items()
+            if days > 0
+        }
 
     @property
     def saved_tokens(self) -> int:
@@ -188,7 +216,12 @@ class TieredRun:
 
     def as_json(self) -> dict[str, Any]:
         """Return the run as plain JSON values. Cost: O(fields)."""
-        return {**asdict(self), "saved_tokens": self.saved_tokens}
+        return {
+            **asdict(self),
+            "saved_tokens": self.saved_tokens,
+            "write_amplification": self.write_amplification,
+            "written_bytes_a_day": self.written_bytes_a_day,
+        }
 
 
 @dataclass(frozen=True, slots=True)

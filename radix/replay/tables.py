@@ -189,12 +189,32 @@ def _sections(runs: Sequence[TieredRun]) -> Iterable[list[Row]]:
         *_by_tier("blocks evicted from", [run.evicted_blocks for run in runs]),
         *_by_tier("blocks without room in", [run.declined_blocks for run in runs]),
     ]
+    yield [
+        row for tier in _keys(run.written_bytes for run in runs) for row in _written_to(tier, runs)
+    ]
     yield [("seconds", [f"{run.seconds:.2f}" for run in runs])]
 
 
 def _by_tier(what: str, counts: Sequence[Mapping[str, int]]) -> Iterable[Row]:
     for tier in _keys(counts):
         yield (f"{what} {tier}", [f"{count.get(tier, 0):,}" for count in counts])
+
+
+def _written_to(tier: str, runs: Sequence[TieredRun]) -> Iterable[Row]:
+    for kind in _keys(run.written_bytes.get(tier, {}) for run in runs):
+        sizes = [run.written_bytes.get(tier, {}).get(kind, 0) for run in runs]
+        yield (f"written to {tier}: {kind}", [size_text(size) for size in sizes])
+    times = [run.write_amplification.get(tier) for run in runs]
+    shown = ["-" if each is None else f"{each:.2f} times" for each in times]
+    yield (f"written to {tier} for each byte stored", shown)
+    days = [run.written_bytes_a_day.get(tier) for run in runs]
+    yield (
+        f"written to {tier} a day",
+        ["-" if each is None else size_text(int(each)) for each in days],
+    )
+    if any(run.over_budget_blocks for run in runs):
+        over = [run.over_budget_blocks.get(tier, 0) for run in runs]
+        yield (f"blocks beyond the budget of {tier}", [f"{count:,}" for count in over])
 
 
 def _if_any(name: str, counts: Sequence[int]) -> Iterable[Row]:
@@ -207,6 +227,6 @@ def _of_prompt(run: TieredRun, counts: Mapping[str, int], key: str) -> str:
     return f"{count:,} ({share(count, run.prompt_tokens)})"
 
 
-def _keys(tables: Iterable[Mapping[str, int]]) -> list[str]:
+def _keys(tables: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the keys of all tables, each once, in the order of their first appearance."""
     return list(dict.fromkeys(key for table in tables for key in table))

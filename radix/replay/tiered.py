@@ -26,6 +26,7 @@ from radix.events import BlocksRemoved, BlocksStored, Event, TransferEvent
 from radix.groups import Group
 from radix.keys import Tokens
 from radix.options import OptionError
+from radix.policy.limits import Limits
 from radix.replay.content import Content
 from radix.replay.history import History, Sample
 from radix.replay.interrupt import Interrupt
@@ -53,7 +54,8 @@ LONGER_THAN_DEVICE = "longer than the device"
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The tiers of a run. `data` is the disk tier's directory, None where there is no disk; `unit`
-    is what one entry of a prompt is: in a block trace each stands for a whole block.
+    is what one entry of a prompt is: in a block trace each stands for a whole block. `write`: the
+    policy of writing; `budget_bytes`: what the disk may be given to write in a day.
     """
 
     sizes: TierSizes
@@ -61,6 +63,8 @@ class Shape:
     page_tokens: int
     data: Path | None
     unit: Unit = "token"
+    write: str = "write_through"
+    budget_bytes: int | None = None
 
     @property
     def capacity_bytes(self) -> dict[str, int]:
@@ -117,7 +121,13 @@ def _open(shape: Shape, clock: Callable[[], int], events: bool) -> tuple[PrefixC
             limit = limit_for([group], sizes.disk, shape.page_tokens * 4)
             tiers.append(DiskTier(shape.data, limit_bytes=limit))
         cache = PrefixCache(
-            [group], tiers, page_tokens=shape.page_tokens, events=events, clock=clock
+            [group],
+            tiers,
+            page_tokens=shape.page_tokens,
+            events=events,
+            clock=clock,
+            write=shape.write,
+            limits=Limits(write_budget_bytes_per_day=shape.budget_bytes),
         )
     except TierError as error:
         option = "--data" if error.tier == "disk" else "--tiers"
@@ -306,6 +316,19 @@ class Serving:
         counts = {tier: metrics.total(*what, tier) for tier in self._shape.capacity_bytes}
         return {tier: count for tier, count in counts.items() if count}
 
+    def _written(self) -> dict[str, dict[str, int]]:
+        """By tier that wears what it was given to write, by what it was."""
+        counts = {tier.name: tier.written() for tier in self.cache.opened}
+        return {
+            name: {
+                "payload": count.payload_bytes,
+                "index": count.index_bytes,
+                "ahead": count.ahead_bytes,
+            }
+            for name, count in counts.items()
+            if count is not None
+        }
+
     def sample(self, seconds: float) -> dict[str, int]:
         """Add a sample to the history; returns the blocks that each tier holds. Cost: O(tiers)."""
         before = self._before
@@ -321,12 +344,22 @@ class Serving:
                 hit_tokens=_sum(self._hits(), before.hit_tokens if before else {}),
                 used_bytes={tier: blocks * size for tier, blocks in held.items()},
                 moved_bytes=_sum(self._moved_bytes(), before.moved_bytes if before else {}),
+                written_bytes=_sum(
+                    {tier: sum(kinds.values()) for tier, kinds in self._written().items()},
+                    before.written_bytes if before else {},
+                ),
             )
         )
         return held
 
-    def run(self, label: str) -> TieredRun:
-        """Return what this pass has counted so far. Cost: O(counters)."""
+    def run(self, label: str, spanned_s: float = 0.0) -> TieredRun:
+        """Return what this pass has counted so far. Cost: O(counters).
+
+        Args:
+            spanned_s: how long it took by the trace's own time; 0 where that says nothing.
+        """
+        seconds, written = time.perf_counter() - self._began, self._written()
+        metrics = self.cache.metrics
         return TieredRun(
             label=label,
             unit=self._shape.unit,
@@ -341,7 +374,11 @@ class Serving:
             restored_blocks=self.cache.metrics.get("restore", "blocks", "disk"),
             loaded_blocks=self.loaded_blocks,
             verified_blocks=self.verified_blocks,
-            seconds=time.perf_counter() - self._began,
+            seconds=seconds,
+            stored_bytes={tier: metrics.total("store", "bytes", tier) for tier in written},
+            written_bytes=written,
+            over_budget_blocks=self._blocks("store", "over_budget"),
+            spanned_s=spanned_s or seconds,
         )
 
     def checks(self, label: str = "", *, loads_expected: bool = False) -> list[Check]:

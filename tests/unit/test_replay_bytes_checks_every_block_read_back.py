@@ -268,3 +268,50 @@ def test_path_that_is_no_directory_is_refused_in_one_line(
 ) -> None:
     assert str(trace) in refused(capsys, trace, trace)
     assert os.path.getsize(trace) > 0
+
+
+def test_budget_of_writes_goes_by_the_time_of_the_trace(tmp_path: Path) -> None:
+    """Prompts a minute apart; what a day of them may write is an eighth of what they would."""
+    lines = [
+        json.dumps({"timestamp": 60_000 * n, "hash_ids": [100 * n + i for i in range(20)]})
+        for n in range(120)
+    ]
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines))
+    sizes = ("--tiers", "device=40,host=80,disk=4000", "--block-bytes", str(BLOCK_BYTES))
+    found = {}
+    for name, more in {
+        "all": (),
+        "budget": ("--write-budget", "14400KiB"),
+        "seconds": ("--write-budget", "14400KiB", "--time-unit", "s"),
+    }.items():
+        target = tmp_path / f"{name}.json"
+        plain = [str(tmp_path / "trace.jsonl"), *sizes, *more, "--json", str(target)]
+        assert main(["replay", *plain]) == 0
+        (found[name],) = json.loads(target.read_text())["runs"]
+    everything = found["all"]["stored_bytes"]["disk"]
+    assert everything == 2400 * BLOCK_BYTES and found["all"]["write_amplification"]["disk"] > 1
+    less = found["budget"]
+    assert 0 < less["stored_bytes"]["disk"] < everything // 4
+    assert less["over_budget_blocks"]["disk"] == less["declined_blocks"]["disk"] > 1000
+    hour = 14400 * 1024 // 24
+    wrote = less["written_bytes"]["disk"]
+    # an hour's share at once and one an hour, and what a transaction takes beside its blocks
+    assert wrote["payload"] + wrote["index"] <= 3 * hour + 40 * BLOCK_BYTES + wrote["ahead"]
+    assert found["seconds"]["spanned_s"] == 1000 * less["spanned_s"] == 119 * 60 * 1000
+    assert found["seconds"]["stored_bytes"]["disk"] == everything, "a thousand times the time"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("--write", "sometimes", "is not one of write_through"),
+        ("--write-budget", "much", "expected a size such as 4GiB"),
+        ("--time-unit", "weeks", "is neither s nor ms"),
+    ],
+)
+def test_how_to_write_is_refused_by_name(
+    trace: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, what: str
+) -> None:
+    tiers = ["--tiers", "device=40,host=80,disk=400"]
+    assert main(["replay", str(trace), *tiers, option, value]) == 2
+    assert option in (told := capsys.readouterr().err) and what in told

@@ -30,6 +30,7 @@ def history(samples: int) -> History:
                 hit_tokens={"device": 30 * (step // 2), "host": 10 * (step // 2), "disk": 0},
                 used_bytes={"device": 1 << 20, "host": 1000 * step, "disk": 2000 * step},
                 moved_bytes={"device to host": 4096 * step, "host to disk": 4096 * step},
+                written_bytes={"disk": 5000 * step},
             )
         )
     made.mark(0.2, "reopened")
@@ -98,8 +99,10 @@ def test_tiered_replay_draws_a_bar_for_each_stage_below_its_hits(
     report = TieredReport("trace", {}, (), (), stages)
     plots.plot_tiered_replay(report, history(50), tmp_path / "plot.png")
     check(tmp_path / "plot.png", figures[0])
-    above, below = figures[0].axes
+    above, middle, below = figures[0].axes
     assert [line for line in above.lines if line.get_label() == "all tiers"]
+    (written,) = [line for line in middle.lines if str(line.get_label()).startswith("written to")]
+    assert written.get_ydata()[-1] == 5000 * 49
     assert [label.get_text() for label in below.get_yticklabels()] == ["match", "wait", "rest"]
     assert [bar.get_width() for bar in below.patches] == [25.0, 50.0, 25.0]
     assert below.get_xlabel() and below.get_ylabel() and "2 s" in below.get_title(loc="left")
@@ -115,7 +118,7 @@ def test_no_window_of_a_hit_ratio_reaches_over_a_mark(
     for step in range(201):
         # Nothing hits before the mark at 10 s, everything behind it.
         hits = max(0, step - 100) * 7
-        made.add(Sample(step / 10, step * 7, {"device": hits}, {"device": 0}, {}))
+        made.add(Sample(step / 10, step * 7, {"device": hits}, {"device": 0}, {}, {}))
     made.mark(9.95, "reopened")
     plots.plot_hit_ratio_over_time(made, tmp_path / "plot.png")
     before, after, _mark = figures[0].axes[0].lines
@@ -209,4 +212,4 @@ def test_hit_tokens_by_budget_survives_a_model_that_never_hits(tmp_path: Path) -
 def test_samples_out_of_order_are_refused() -> None:
     made = history(3)
     with pytest.raises(ValueError, match="came after a later one"):
-        made.add(Sample(0.0, 0, {}, {}, {}))
+        made.add(Sample(0.0, 0, {}, {}, {}, {}))

@@ -88,7 +88,13 @@ def test_tiered_report_passes_only_if_every_check_did() -> None:
         loaded_blocks=1,
         verified_blocks=1,
         seconds=0.25,
+        stored_bytes={"disk": 4000},
+        written_bytes={"disk": {"payload": 4096, "index": 5904, "ahead": 0}},
+        over_budget_blocks={},
+        spanned_s=8640.0,
     )
+    assert run.as_json()["write_amplification"] == {"disk": 2.5}
+    assert run.as_json()["written_bytes_a_day"] == {"disk": 100_000.0}
     stages = (
         StageTime("match", TREE, 0.25, 2),
         StageTime("wait", BYTES, 0.5, 3),

@@ -41,6 +41,10 @@ COLD = TieredRun(
     loaded_blocks=5_005,
     verified_blocks=5_006,
     seconds=1.25,
+    stored_bytes={"disk": 3 << 20},
+    written_bytes={"disk": {"payload": 4 << 20, "index": 11 << 10, "ahead": 2 << 20}},
+    over_budget_blocks={"disk": 13},
+    spanned_s=43_200.0,
 )
 WARM = TieredRun(
     label="warm",
@@ -57,6 +61,10 @@ WARM = TieredRun(
     loaded_blocks=1_875,
     verified_blocks=1_875,
     seconds=0.5,
+    stored_bytes={"disk": 0},
+    written_bytes={"disk": {"payload": 0, "index": 0, "ahead": 0}},
+    over_budget_blocks={},
+    spanned_s=0.5,
 )
 
 
@@ -86,6 +94,11 @@ def test_tiered_table_has_a_column_for_each_pass() -> None:
     assert row(text, "blocks without room in disk") == ["6", "0"]
     assert row(text, "blocks corrupt on disk") == ["0", "7"]
     assert row(text, "blocks found on disk at opening") == ["0", "8,008"]
+    assert row(text, "written to disk: payload") == ["4 MiB", "0 B"]
+    assert row(text, "written to disk: index") == ["11 KiB", "0 B"]
+    assert row(text, "written to disk for each byte stored") == ["2.00 times", "-"]
+    assert row(text, "written to disk a day") == ["12.02 MiB", "0 B"]
+    assert row(text, "blocks beyond the budget of disk") == ["13", "0"]
     assert row(text, "seconds") == ["1.25", "0.50"]
 
 
