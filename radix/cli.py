@@ -70,7 +70,7 @@ def _parser() -> Parser:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    extras = {"rich": "cli", "matplotlib": "plot", "torch": "torch"}
+    extras = {"rich": "cli", "matplotlib": "plot", "prometheus_client": "service", "torch": "torch"}
     name = (error.name or "").partition(".")[0]
     if name in extras:
         return f"this needs {name}; install it with: pip install 'radix-tiers[{extras[name]}]'"

@@ -7,11 +7,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Self
+from typing import Protocol, Self
 
 from radix.gate import Gate
 from radix.metrics import Metrics
 from radix.tier import Tier, TierMode, TierUsage
+
+
+class Spaces(Protocol):
+    """The namespaces of a tree: their canonical bytes by root."""
+
+    names: dict[int, bytes]
 
 
 class Facade:
@@ -20,6 +26,7 @@ class Facade:
     gate: Gate
     metrics: Metrics
     opened: tuple[Tier, ...]
+    _spaces: Spaces
 
     def set_mode(self, tier: str, mode: TierMode) -> None:
         """Switches a tier on, read-only or off while work goes on. ``ValueError`` for a name that
@@ -39,6 +46,11 @@ class Facade:
     def counters(self) -> Mapping[str, int]:
         """Every counter by its dotted name, sorted."""
         return self.metrics.snapshot()
+
+    def namespaces(self) -> dict[int, bytes]:
+        """Canonical bytes of each namespace by its root in the tree. Cost: the namespaces."""
+        with self.gate:
+            return dict(self._spaces.names)
 
     def usage(self) -> dict[str, TierUsage]:
         """Bytes and blocks in use by tier."""

@@ -57,6 +57,7 @@ PLACES = {
     "transformers": re.compile(r"radix/engines/"),
     "mooncake": re.compile(r"tiers/remote"),
     "redis": re.compile(r"tiers/remote"),
+    "prometheus_client": re.compile(r"radix/service/"),
     "zmq": re.compile(r"radix/service/"),
     "msgspec": re.compile(r"radix/service/"),
 }
