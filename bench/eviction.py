@@ -10,25 +10,45 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.measure import OURS, Benchmark, Outcome, Place, Rounds, Sizes, Target, no_collection
 from radix.flat import FlatCore, evict
-from radix.policy.eviction import NATIVE_POLICIES
+from radix.gate import Gate
+from radix.metrics import Metrics
+from radix.policy.eviction import NATIVE_POLICIES, EvictionPolicy, Nodes, check_policy
+from radix.policy.given import ask_policy
 from radix.tier import Keys
 from radix.tree import TreeCore
 
 KEY_BYTES = 16
 # Further uses and turns of the whole, so that what learns decides by what it learned.
 USES, TURNS = 1500, 3
+OWN = "lru in Python"
+
+
+class _OwnLru:
+    """What a user would write; the orders it says cost nothing to say."""
+
+    def came(self, nodes: Nodes) -> npt.NDArray[np.float64]:
+        """The time of the last use."""
+        return nodes.last.astype(np.float64)
+
+    used = came
+
+    def went(self, nodes: Nodes) -> None:
+        """Nothing to remember."""
 
 
 class _Order:
     """Keys under one policy; every key is a block of its own."""
 
-    def __init__(self, policy: str, keys: int) -> None:
+    def __init__(self, policy: str | EvictionPolicy, keys: int) -> None:
+        name = check_policy(policy)
         self.tree = TreeCore(
-            KEY_BYTES, groups=1, tiers=1, check_ids=False, keep_keys=False, policy=policy
+            KEY_BYTES, groups=1, tiers=1, check_ids=False, keep_keys=False, policy=name
         )
+        ask_policy(self.tree, policy, Metrics(), Gate())
         self.core, self.keys = FlatCore(self.tree, self.tree.root()), keys
         self._rng = np.random.default_rng(41)
         self._last = self._fresh(keys)
@@ -74,8 +94,9 @@ class _Order:
 def run_policies(sizes: Sizes, place: Place) -> Outcome:
     """The same evictions under every policy, in turn, round by round."""
     orders = {name: _Order(name, sizes["keys"]) for name in NATIVE_POLICIES}
+    orders[OWN] = _Order(_OwnLru(), sizes["keys"])
     rounds, count = Rounds(), sizes["victims"]
-    facts = dict.fromkeys(NATIVE_POLICIES, 0)
+    facts = dict.fromkeys(orders, 0)
     for order in orders.values():
         order.evict_us(count)  # the first call touches memory for the first time
     with no_collection():
@@ -87,6 +108,8 @@ def run_policies(sizes: Sizes, place: Place) -> Outcome:
                 rounds.add(f"evict, {name}", OURS, "us", span)
     for order in orders.values():
         order.tree.check()
+    if facts[OWN] != facts["lru"]:
+        raise AssertionError("the policy in Python took others than the native one")
     return Outcome(
         rows=rounds.rows(),
         facts={f"bytes of keys that went, {name}": total for name, total in facts.items()},
