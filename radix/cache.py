@@ -26,6 +26,7 @@ from radix.content import PageKeys
 from radix.epochs import Epochs
 from radix.errors import UnsupportedError
 from radix.events import BlocksStored, Event
+from radix.finding import Finding
 from radix.gate import Gate
 from radix.groups import Group, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
@@ -176,17 +177,19 @@ class PrefixCache(Stepping, Traffic):
             lambda: self.fences.step,
         )
         self._back = WriteBack(self.transfers, bounds, enabled=write == "write_back")
-        self._ahead = Prefetches(self.transfers)
         page, align = self.page_tokens, self.align_tokens
         self.requests = Requests(
             self.residency, self.transfers, self.fences, page, clock, events, align, checkpoints
         )
-        self._epochs = Epochs(
-            self.residency, self.transfers, self.requests, self._spaces, self._ahead
-        )
         self._coarse = align > page
         self.align_tokens = align = self.requests.align_tokens
         self._prompts = Prompts(self.residency, self._spaces, self.keys, align)
+        alone = not self.agreement.shared
+        self._finding = Finding(self.residency, self.transfers, self._prompts, alone=alone)
+        self._ahead = Prefetches(self.transfers, self._finding)
+        self._epochs = Epochs(
+            self.residency, self.transfers, self.requests, self._spaces, self._ahead
+        )
         self._inserting = Inserting(self.residency, self.transfers, page, align)
 
     def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:
@@ -276,6 +279,7 @@ class PrefixCache(Stepping, Traffic):
             self.agreement.tick()
             self.transfers.poll(self._ended)
             self.requests.run()
+            self._finding.run()
             self._ahead.run()
             self._epochs.run()
             self._back.run()

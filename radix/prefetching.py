@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from radix.finding import Asking, Finding
 from radix.gate import Gate
 from radix.groups import Rule
 from radix.lifecycle import Held
@@ -53,6 +54,7 @@ class Ahead:
     left: list[Pages]
     share: list[int]
     since: Moment
+    asking: Asking | None = None  # what else is there may come with the answer
     lease: int = 0  # taken with the share: who waits holds nothing (R4)
     state: PrefetchState = PrefetchState.WAITING
 
@@ -62,23 +64,25 @@ class Prefetches:
     ``run`` once a poll. Ask: ``held``.
     """
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: Transfers, finding: Finding) -> None:
         self._transfers = transfers
+        self._finding = finding
         self._residency: Residency = transfers.residency
         self._limits = transfers.limits
         self.goal = 1 if transfers.borrowed is None else 0
         self._next = 1
         self.open: dict[int, Ahead] = {}
 
-    def start(self, at: Cursor, hit: int) -> Ahead:
-        """Begins with a hit of ``hit`` pages on the path to ``at``; takes nothing where it has
-        nothing in the lower tiers. Cost: the pages.
+    def start(self, at: Cursor, hit: int, asking: Asking | None = None) -> Ahead:
+        """Begins with a hit of ``hit`` pages on the path to ``at``, or with the one known once the
+        tier that was asked (``asking``) has answered; takes nothing where it has nothing in the
+        lower tiers. Cost: the pages.
         """
         groups = len(self._residency.rules)
         none = [np.empty(0, np.int64) for _ in range(groups)]
-        item = Ahead(self._next, at, hit, none, [0] * groups, self._transfers.now())
+        item = Ahead(self._next, at, hit, none, [0] * groups, self._transfers.now(), asking)
         self._next += 1
-        if not any(len(pages) for pages in self._needs(item)):
+        if asking is None and not any(len(pages) for pages in self._needs(item)):
             item.state = PrefetchState.OVER
             return item
         self.open[item.number] = item
@@ -148,10 +152,23 @@ class Prefetches:
             if self._limits.prefetch_deadline.over(item.since, now):
                 self._count("expired", 1)
                 self.release(item)
-            elif item.state is PrefetchState.WAITING:
+            elif item.state is PrefetchState.WAITING and self._is_answered(item):
                 blocked = blocked or not self._begin(item)
             if item.state is PrefetchState.RUNNING:
                 self._advance(item)
+
+    def _is_answered(self, item: Ahead) -> bool:
+        """Whether it is known what it hits; it is over where that is nothing below."""
+        if item.asking is None:
+            return True
+        if not item.asking.settled:
+            return False
+        item.end, item.hit = self._finding.reached(item.asking)
+        item.asking = None
+        if any(len(pages) for pages in self._needs(item)):
+            return True
+        self.release(item)
+        return False
 
     def _begin(self, item: Ahead) -> bool:
         """Takes its share of the budget, and a pin; False where that is short."""
@@ -254,15 +271,22 @@ class Prefetch:
     until ``release``, the end of a ``with`` block, or its deadline; admit meanwhile.
     """
 
-    __slots__ = ("_gate", "_item", "_release", "tokens")
+    __slots__ = ("_gate", "_item", "_page_tokens", "_release")
 
     def __init__(
-        self, gate: Gate, item: Ahead, release: Callable[[Ahead], None], tokens: int
+        self, gate: Gate, item: Ahead, release: Callable[[Ahead], None], page_tokens: int
     ) -> None:
         self._gate = gate
         self._item = item
         self._release = release
-        self.tokens = tokens
+        self._page_tokens = page_tokens
+
+    @property
+    def tokens(self) -> int:
+        """What the prompt hits, as far as is known by now: where a tier was asked that other caches
+        store in, more may come with its answer.
+        """
+        return self._item.hit * self._page_tokens
 
     @property
     def state(self) -> PrefetchState:

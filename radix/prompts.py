@@ -24,6 +24,7 @@ class Prompts:
         self._residency = residency
         self._spaces = spaces
         self._keys = keys
+        self.page_tokens = keys.page_tokens
         self._align_pages = align_tokens // keys.page_tokens
 
     def of(self, tokens: Tokens, namespace: Namespace | None, content: object) -> Prompt:

@@ -292,6 +292,25 @@ class Residency:
         self.stored(at, group, tier, first, taken)
         return canonical
 
+    def enter(self, at: Cursor, pages: object, tier: int, slots: Slots) -> None:
+        """Adds pages behind ``at`` of which blocks lie in a tier already: ``slots``, (groups,
+        pages), reserved in it and final, -1 for none. Where another block stands already, or the
+        tier does not take one, that slot goes back. Cost: the pages.
+        """
+        columns = [self.tree.column(group, tier) for group in range(len(self.groups))]
+        canonical = np.empty_like(slots)
+        done = self.tree.insert(at, pages, np.array(columns, np.uint32), slots, canonical)
+        end = Cursor(at.root, done.node, done.pages)
+        for group, (row, kept) in enumerate(zip(slots, canonical, strict=True)):
+            if (row == NO_SLOT).all():
+                continue
+            try:
+                taken = self._settle(tier, group, row, kept)
+            except TierError:
+                self._undo(end, group, tier, at.pages, row, kept)
+            else:
+                self.stored(end, group, tier, at.pages, taken)
+
     def _undo(
         self, at: Cursor, group: int, tier: int, first: int, slots: Slots, canonical: Slots
     ) -> Slots:

@@ -14,6 +14,7 @@ from radix.content import Prompt
 from radix.epochs import Epochs
 from radix.errors import RequestError
 from radix.facade import Facade
+from radix.finding import Finding
 from radix.groups import Group
 from radix.judging import Judge
 from radix.keys import Namespace
@@ -45,6 +46,7 @@ class Serving(Facade, ABC):
     _prompts: Prompts
     _shared: AdoptedSlots | None
     _epochs: Epochs
+    _finding: Finding
     _judge: Judge | None = None
 
     def reset(self, tiers: Sequence[str] | None = None) -> None:
@@ -66,6 +68,7 @@ class Serving(Facade, ABC):
                 if name not in names:
                     raise ValueError(f"tier {name!r} is not one of {names}")
             first = self.requests.loading.top  # the engine's own tier is none of the tree's
+            self._finding.forget()
             self._epochs.reset(
                 [
                     first + number
@@ -86,6 +89,7 @@ class Serving(Facade, ABC):
         with self.gate:
             self._drain()
             if revision != self._spaces.revision:
+                self._finding.forget()
                 self._epochs.revise(revision)
                 for tier in self.residency.tiers:
                     if tier.capability.persistent:
@@ -122,6 +126,8 @@ class Serving(Facade, ABC):
             reason = miss_reason(self.residency, match, asked)
         if self._shared is not None and rows is not None:
             self._shared.offer_all(rows)
+        if earlier is None and self._finding.able:
+            self._finding.ask(asked, match, leave)  # for the next one that begins alike
         try:
             work = self.requests.admit(asked, found, rows, device_pages, terms, earlier)
         except BaseException:

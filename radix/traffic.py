@@ -13,6 +13,7 @@ import numpy.typing as npt
 from radix.arguments import at_least_one, number_below, prompt_of
 from radix.events import Event
 from radix.facade import Facade
+from radix.finding import Finding
 from radix.keys import Namespace
 from radix.plan import Cursor
 from radix.prefetching import Prefetch, Prefetches
@@ -36,6 +37,7 @@ class Traffic(Facade, ABC):
     _prompts: Prompts
     _back: WriteBack
     _ahead: Prefetches
+    _finding: Finding
 
     @abstractmethod
     def poll(self) -> list[Event]:
@@ -68,9 +70,9 @@ class Traffic(Facade, ABC):
             asked = self._prompts.of(prompt, namespace, content)
             match = self._prompts.match(asked, left)
             at = Cursor(asked.root, match.node, match.structural_pages)
-            item = self._ahead.start(at, match.hit_pages)
-            hit = match.hit_pages * self.page_tokens
-            return Prefetch(self.gate, item, self._ahead.release, hit)
+            asking = self._finding.ask(asked, match, left) if self._finding.able else None
+            item = self._ahead.start(at, match.hit_pages, asking)
+            return Prefetch(self.gate, item, self._ahead.release, self.page_tokens)
 
     def _ended(self, job: Job, arrived: npt.NDArray[np.bool_]) -> None:
         """A transfer ended, while its pin stands."""

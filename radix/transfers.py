@@ -60,6 +60,10 @@ class Transfers(Jobs[Move]):
         # the negative of their hop, 0: leases of the owner's
         self.fenced: dict[tuple[int, int, int], set[int]] = {}
 
+    def namespace_of(self, root: int) -> bytes:
+        """Canonical bytes of the namespace of a root."""
+        return self._namespaces[root]
+
     def _place(self, move: Move) -> Place:
         return move.target, move.group
 

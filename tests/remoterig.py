@@ -215,3 +215,46 @@ def mooncake_master() -> Iterator[MooncakeMaster]:
         yield master
     finally:
         master.close()
+
+
+class MooncakeOwner:
+    """A process that gives the store memory, and keeps it until it is killed."""
+
+    def __init__(self, master: MooncakeMaster, segment_bytes: int = 64 << 20) -> None:
+        code = (
+            "import sys, time; from tiers.remote_mooncake import MooncakeBackend\n"
+            f"backend = MooncakeBackend.of('{master.url}?segment_bytes={segment_bytes}')\n"
+            "backend.open(10.0)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(3600)\n"
+        )
+        self._command = [sys.executable, "-c", code]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it; returns once the store has its memory."""
+        root = Path(__file__).resolve().parents[1]
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def kill(self) -> None:
+        """Ends it at once. Idempotent."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+@contextlib.contextmanager
+def mooncake_store(segment_bytes: int = 64 << 20) -> Iterator[tuple[MooncakeMaster, MooncakeOwner]]:
+    """A master, and one process with memory, for the length of a block."""
+    with mooncake_master() as master:
+        owner = MooncakeOwner(master, segment_bytes)
+        try:
+            owner.start()
+            yield master, owner
+        finally:
+            owner.kill()

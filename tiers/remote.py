@@ -32,9 +32,10 @@ from radix.tier import (
     View,
 )
 from tiers.pools import PooledTier, blocks_of_groups, checked_count
-from tiers.remote_backend import Backend, backend_of
+from tiers.remote_backend import Backend
 from tiers.remote_ends import RemoteCounts
 from tiers.remote_transfers import RemoteConfig, RemoteTransfers
+from tiers.remote_url import backend_of
 from tiers.remote_values import DIGESTS
 from tiers.views import views_of
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
-from urllib.parse import urlsplit
 
 MISSING = -1  # of ``get``: there is no such value, or nobody who still has it
 TOO_LONG = -2  # it is longer than the memory given: it is not ours
@@ -90,22 +89,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Gives everything back. Idempotent."""
         ...
-
-
-def backend_of(url: str) -> Backend:
-    """The backend that an URL names: ``redis://[user:password@]host:port[,host:port...]`` (rediss
-    for TLS; a cluster or a single server), ``mooncake://master:port?segment_bytes=N``.
-
-    Nothing is connected yet. Raises ``ValueError`` naming what was expected, ``ImportError`` where
-    the extra of that name is not installed.
-    """
-    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
-    if scheme in ("redis", "rediss"):
-        from tiers.remote_redis import RedisBackend
-
-        return RedisBackend(url)
-    if scheme == "mooncake":
-        from tiers.remote_mooncake import MooncakeBackend
-
-        return MooncakeBackend.of(url)
-    raise ValueError(f"url must begin with redis://, rediss:// or mooncake://, not {url!r}")
