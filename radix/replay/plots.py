@@ -28,12 +28,25 @@ from matplotlib.ticker import (
 
 from radix.options import size_text
 from radix.replay.history import History
+from radix.replay.options import OPTIMAL
 from radix.replay.output import draft_of
 from radix.replay.report import IndexReport, ModelReport, TieredReport
 from radix.replay.stopwatch import BOOKS, BYTES, REPLAY, TREE
 
 TIER_COLOURS = {"device": "#1b6ca8", "host": "#e08e1a", "disk": "#5a8f29"}
-POLICY_COLOURS = {"lru": "#1b6ca8", "optimal": "#c0392b"}
+# Of each policy its colour, marker and width: what others are measured against stands out.
+POLICY_STYLES = {
+    "lru": ("#1b6ca8", "o", 2.6),
+    "fifo": ("#9db7cc", "v", 1.2),
+    "lfu": ("#8a8d00", "^", 1.2),
+    "slru": ("#a0522d", "s", 1.2),
+    "s3fifo": ("#0f8b8d", "D", 1.2),
+    "arc": ("#b03a8c", "P", 1.2),
+    "priority": ("#708090", "<", 1.2),
+    "cost": ("#5a8f29", "X", 1.2),
+    "hit_density": ("#e0671a", "o", 2.0),
+    "optimal": ("#111111", "*", 2.0),
+}
 CHECKPOINT_COLOURS = {"branch+turn": "#1b6ca8", "dense": "#c0392b"}
 PART_COLOURS = {TREE: "#c0392b", BOOKS: "#e08e1a", BYTES: "#1b6ca8", REPLAY: "#a0a0a0"}
 _OTHERS = ("#6c4fa3", "#0f8b8d", "#a0522d", "#708090", "#b03a8c", "#8a8d00")
@@ -47,20 +60,29 @@ def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
         OSError: the file cannot be written.
     """
     figure, axes = _figure(f"Hit ratio by capacity: {Path(report.trace).name}")
-    ceiling = report.blocks - report.unique_blocks
-    axes.axhline(
-        _ratio(ceiling, report.blocks), color="#999999", linestyle=":", label="unlimited capacity"
-    )
+    draw_hit_ratio_by_capacity(axes, report)
+    _save(figure, axes, path)
+
+
+def draw_hit_ratio_by_capacity(axes: Axes, report: IndexReport) -> None:
+    """Draw the curves of all policies into axes; the optimum is dashed. Cost: the runs."""
+    ceiling = _ratio(report.blocks - report.unique_blocks, report.blocks)
+    axes.axhline(ceiling, color="#999999", linestyle=":", label="unlimited capacity")
     for number, policy in enumerate(dict.fromkeys(run.policy for run in report.runs)):
         runs = sorted(
             (run for run in report.runs if run.policy == policy),
             key=lambda run: run.capacity_blocks,
         )
+        other = (_OTHERS[number % len(_OTHERS)], "o", 1.2)
+        colour, marker, width = POLICY_STYLES.get(policy, other)
         axes.plot(
             [run.capacity_blocks for run in runs],
             [_ratio(run.hit_blocks, run.total_blocks) for run in runs],
-            marker="o",
-            color=_colour(POLICY_COLOURS, policy, number),
+            color=colour,
+            linestyle="--" if policy == OPTIMAL else "-",
+            linewidth=width,
+            marker=marker,
+            markersize=9 if marker == "*" else 5,
             label=policy,
         )
     capacities = sorted({run.capacity_blocks for run in report.runs})
@@ -71,7 +93,8 @@ def plot_hit_ratio_by_capacity(report: IndexReport, path: str | Path) -> None:
     axes.set_xlabel("capacity (blocks, logarithmic)")
     axes.set_ylabel("blocks hit (% of all blocks)")
     _percent_axis(axes)
-    _save(figure, axes, path)
+    shares = [ceiling, *(_ratio(run.hit_blocks, run.total_blocks) for run in report.runs)]
+    axes.set_ylim(0, min(100.0, 10.0 * math.ceil(1.04 * max(1.0, *shares) / 10)))
 
 
 def plot_hit_tokens_by_budget(report: ModelReport, path: str | Path) -> None:
