@@ -10,9 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import radix
 from radix.service.context import Context
-from radix.service.hosting import digest_of
+from radix.service.hosting import Hosted, digest_of
 from radix.service.session import Session
 from radix.service.status import Asked, Status, TenantStatus, store_status
+
+
+def name_of(hosted: Hosted) -> str:
+    """A store's name for people: its domain, and the first digits of its kind."""
+    return f"{hosted.domain}/{digest_of(hosted.signature)[:12]}"
 
 
 def status_of(
@@ -21,9 +26,7 @@ def status_of(
     """Everything, at this moment; ``began``: Unix time. Cost: stores, tenants and connections."""
     now = time.time()
     stores = tuple(
-        store_status(
-            digest_of(hosted.signature)[:12], hosted.flat, hosted.domain, time.monotonic_ns()
-        )
+        store_status(name_of(hosted), hosted.flat, hosted.domain, time.monotonic_ns())
         for hosted in context.stores()
     )
     tenants = []
