@@ -437,7 +437,8 @@ class Jobs(ABC, Generic[M]):
         self.count("verified", lower, move.group, done.verified_blocks, stage)
         self.count("failed", lower, move.group, move.blocks - good, stage)
         self.count("corrupt", lower, move.group, int(np.count_nonzero(done.corrupt)), stage)
-        harmless = job.cancelled or isinstance(done.error, CorruptBlockError)
+        # Without an error blocks were only declined: part of what the tier stands on is away.
+        harmless = job.cancelled or done.error is None or isinstance(done.error, CorruptBlockError)
         if good == move.blocks or not harmless:
             self.breakers.ended(lower, storing=job.storing, good=good == move.blocks)
         self._events.append(

@@ -126,6 +126,7 @@ class TransferDone:
     the block is whole, and in a persistent tier found again, with the store that brings the last
     run of it. ``corrupt[i]``: it was read and is wrong, or is gone: drop it. ``nbytes`` really
     moved between the tiers: of what is good exactly the bytes asked for, without padding.
+    ``error``: why a block is not good; None where the tier is well and only did not take it.
     """
 
     job: int

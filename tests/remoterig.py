@@ -109,8 +109,7 @@ class RedisNodes:
         with contextlib.closing(self.client(0)) as client:
             for port, bus in zip(self.ports[1:], self._buses[1:], strict=True):
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus)
-        everybody = range(NODES)
-        until("all nodes take values", lambda: all(map(self._is_whole, everybody)))
+        until("all nodes take values", self.is_whole)
         self.clear()
 
     def answers(self, node: int) -> bool:
@@ -119,14 +118,14 @@ class RedisNodes:
             return bool(client.ping())
         return False
 
-    def _is_whole(self, node: int) -> bool:
-        """Whether it knows of all slots, and takes values, which it does some time after."""
-        with contextlib.closing(self.client(node)) as client:
-            rows = client.execute_command("CLUSTER", "SLOTS")
-            if len(rows) < NODES:
-                return False
-            with contextlib.suppress(redis.RedisError):
-                return all(client.set(self.name_at(node), b"") for _ in range(3))
+    def is_whole(self) -> bool:
+        """Whether all nodes know of all slots, and take values, which they do some time after."""
+        return all(self._takes_values(node) for node in range(NODES))
+
+    def _takes_values(self, node: int) -> bool:
+        with contextlib.closing(self.client(node)) as client, contextlib.suppress(redis.RedisError):
+            known = len(client.execute_command("CLUSTER", "SLOTS")) == NODES
+            return known and all(client.set(self.name_at(node), b"") for _ in range(3))
         return False
 
     def name_at(self, node: int) -> str:
@@ -183,6 +182,7 @@ class MooncakeMaster:
                 f"--metrics_port={metrics}",
                 "--enable_http_metadata_server=false",
                 "--default_kv_lease_ttl=5000",
+                "--client_ttl=3",
                 "--rpc_thread_num=2",
                 "--logtostderr=true",
             ],

@@ -45,7 +45,9 @@ def done_of(name: str, job: Job, why: str, counts: RemoteCounts) -> TransferDone
         counts.stored += moved
         counts.failed_stores += job.count - moved
         lost = np.zeros(job.count, np.bool_)
-        error = None if good.all() else _refused(name, job, why)
+        # A part of the backend that does not answer has its share declined: the rest goes on.
+        declined = not why and np.isin(states, (State.GOOD, State.FAILED)).all()
+        error = None if declined else _refused(name, job, why)
     else:
         lost = (states == State.GONE) | (states == State.WRONG)
         counts.loaded += moved
@@ -73,6 +75,6 @@ def _refused(name: str, job: Job, why: str) -> TierError:
         return TierError(name, f"store: {why}", retryable=True)
     if (states == State.FULL).any():
         return TierFullError(name, "store: the backend has no room", retryable=True)
-    if ((states == State.FAILED) | (states == State.WAITING)).any():
+    if (states == State.WAITING).any():
         return TierUnavailableError(name, "store: the backend failed", retryable=True)
     return CorruptBlockError(job.upper.name, "a block rotted before it was stored below")

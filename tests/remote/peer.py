@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from radix.cache import PrefixCache
 from radix.groups import Group
 from radix.layout import Layout, Part
+from radix.policy.limits import Breaker, Limits, Patience
 from radix.tier import View
 from tests.oracle import expand
 from tiers.host import AdoptedTier
@@ -34,6 +36,7 @@ LAYOUT = Layout(
     4,
 )
 KV = Group("kv", LAYOUT)
+ALL = View((0, LAYOUT.layers), (0, LAYOUT.store_shards))
 
 
 def prompt_of(seed: int, pages: int) -> npt.NDArray[np.int32]:
@@ -73,22 +76,33 @@ def client_of(url: str) -> Backend:
 class RankCache(PrefixCache):
     """The cache of one rank, over rows that stand for its device."""
 
-    def __init__(self, url: str, view: View, *, blocks: int = 32) -> None:
-        self.rows = np.zeros((blocks, len(bytes_of(LAYOUT, view))), np.uint8)
-        self.remote = RemoteTier(client_of(url), blocks=256, views=view, staging_bytes=1 << 20)
+    def __init__(self, where: str | Backend, view: View = ALL, **options: Any) -> None:
+        """``where``: an URL or a backend; ``options``: of the remote tier."""
+        backend = client_of(where) if isinstance(where, str) else where
+        settings = {"blocks": 256, "staging_bytes": 1 << 20, "views": view} | options
+        self.rows = np.zeros((32, len(bytes_of(LAYOUT, view))), np.uint8)
+        self.remote = RemoteTier(backend, **settings)
         device = AdoptedTier([[self.rows]], "device", views=[view])
-        super().__init__([KV], [device, self.remote], page_tokens=PAGE)
+        soon = Limits(breaker=Breaker(retry=Patience(ns=50_000_000)))
+        tiers, clock = [device, self.remote], time.monotonic_ns
+        super().__init__([KV], tiers, page_tokens=PAGE, clock=clock, limits=soon)
         self.part = bytes_of(LAYOUT, view)
 
-    def compute(self, seed: int, pages: int) -> None:
-        """Serves a prompt that nobody has, and stores what this rank holds of it."""
+    def compute(self, seed: int, pages: int) -> int:
+        """Serves a prompt: what is not there is computed, and stored as far as this rank holds it.
+        The hit, in tokens.
+        """
         request = self.admit(prompt_of(seed, pages))
         request.wait()
-        self.rows[request.slots()[:pages]] = blocks_of(seed, pages)[:, self.part]
+        slots = request.slots()[:pages]
+        hit, blocks = request.hit_tokens // PAGE, blocks_of(seed, pages)[:, self.part]
+        assert np.array_equal(self.rows[slots[:hit]], blocks[:hit]), "wrong bytes were a hit"
+        self.rows[slots[hit:]] = blocks[hit:]
         request.computed(pages * PAGE + 1)
         request.finish()
         self.flush()
         self.check()
+        return hit * PAGE
 
     def found(self, seed: int, pages: int) -> tuple[int, bool]:
         """The hit of a prompt after a prefetch, in tokens, and whether its bytes are right."""
