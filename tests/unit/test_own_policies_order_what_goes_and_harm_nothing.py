@@ -134,6 +134,20 @@ def test_whatever_it_answers_what_is_pinned_stays_and_only_leaves_go(seed: int) 
             tree.release(held.pop(int(random.integers(len(held))))[0])
 
 
+class Late(OwnLru):
+    """`lru` again, of which the keys are below 0 for some time."""
+
+    def came(self, nodes: Nodes) -> Keys:
+        return nodes.last.astype(np.float64) / 7 - 60.0
+
+    def used(self, nodes: Nodes) -> Keys:
+        return self.came(nodes)
+
+
+def test_keys_of_either_sign_stand_in_their_order() -> None:
+    storm(Pair(Late(), 20, "lru"), 5)
+
+
 class Listening(OwnLru):
     """Keeps all that it is told."""
 
