@@ -28,7 +28,7 @@ Reader = int | ref[FlatLease]  # the number of a job, or a lease of the owner's
 
 
 class FlatEpochs:
-    """Begin: ``reset``. Wrong blocks: ``forget``. Go on: ``run``, once a poll. Ask: ``slots``."""
+    """Begin: ``reset``. Lose: ``forget``, ``purge``. Go on: ``run``, once a poll. Ask: ``slots``."""
 
     def __init__(
         self,
@@ -75,6 +75,28 @@ class FlatEpochs:
         there = nodes != 0
         every = range(len(self._residency.tiers))
         self._expel(core.root, nodes[there], keys[there], (every, [group]), CORRUPT)
+
+    def purge(self, core: FlatCore, after: int, most: int) -> tuple[int, int | None]:
+        """At most ``most`` keys of a namespace, those behind the node ``after`` (0: the first),
+        leave every tier, nor will one be given them that is on its way: how many, and what to go on
+        behind (None: it is through). Cost: the keys and the jobs under way.
+        """
+        tree = self._residency.tree
+        for job in list(self._transfers.jobs.values()):
+            if job.move.root == core.root:
+                self._transfers.void(job)
+        views = tree.children(core.root, after, most)
+        keys = np.empty((len(views), tree.page_bytes), np.uint8)
+        for row, view in enumerate(views):
+            keys[row] = tree.pages(Cursor(core.root, view.node, 1), 0, 1)[0]
+        nodes = np.array([view.node for view in views], np.uint64)
+        every = range(len(self._residency.tiers))
+        groups = range(len(self._residency.groups))
+        self._expel(core.root, nodes, keys, (every, groups), RESET)
+        if len(views) < most:
+            return len(views), None
+        left = core.find(keys)  # what a lease still names stays in the tree, without a block
+        return len(views), int(left[left != 0][-1]) if (left != 0).any() else after
 
     def run(self) -> None:
         """Lets go the slots that nobody reads any more. Cost: those that rest."""

@@ -376,6 +376,15 @@ class FlatStore(FlatAsking):
             _, core = self._space(namespace)
             self._epochs.forget(core, group, asked)
 
+    def purge(self, root: int, after: int = 0, most: int = 1024) -> tuple[int, int | None]:
+        """A piece of a namespace, by its root, leaves every tier, leased or not: of the keys behind
+        ``after`` at most ``most``. How many there were, and what to go on behind (None: it is
+        through). Durable after ``flush``. Cost: the keys and the transfers under way.
+        """
+        with self.gate:
+            self._drain()
+            return self._epochs.purge(self.residency.core(root), after, most)
+
     def reset(self, tiers: Sequence[str] | None = None) -> None:
         """A new epoch in these tiers (None: all), in a persistent one durable when this returns:
         nothing stored before is found again, nor what is under way. Reservations that are open end

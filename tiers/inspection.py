@@ -92,7 +92,8 @@ def owner_of(directory: Path) -> Owner | None:
 
 class DiskReader:
     """The records of one directory, for reading. ``geometry``, ``owner``, ``description`` (None
-    where its last owner was of a version that wrote none), ``epoch``.
+    where its last owner was of a version that wrote none), ``epoch``, ``mark`` (the end of the
+    names of its tables).
 
     Read: ``records``, ``still_there``, ``blocks``, ``namespaces``. Ask: ``entries``,
     ``foreign_entries``, ``index_bytes``, ``index_used_bytes``. End: ``close``.
@@ -158,6 +159,7 @@ class DiskReader:
             self._records = tables.get(_RECORDS + mark)
             self._payload = tables.get(b"payload-" + mark)
             self._namespaces = tables.get(b"namespaces")
+            self.mark = mark
             self._mark = bytes.fromhex(mark.decode())
             width = 0
             if self._records is not None:

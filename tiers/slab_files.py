@@ -59,7 +59,8 @@ def has_direct_io(directory: Path) -> bool:
 class SlabFiles:
     """Files of segments over one or more paths; ``failed`` holds the numbers of dead paths.
 
-    Place: ``descriptors``. Grow and shrink: ``extend``, ``discard``, ``keep_only``. Ask:
+    Place: ``descriptors``. Grow and shrink: ``extend``, ``discard``,
+    ``erase``, ``keep_only``. Ask:
     ``path_of``, ``bytes_on_disk``.
     """
 
@@ -135,6 +136,15 @@ class SlabFiles:
         path, file, offset = self._where(segment)
         if path not in self.failed and self._file(path, file).exists():
             self._discard_range(self._descriptor(path, file), offset, self.segment_bytes)
+
+    def erase(self, segment: int, offset: int, length: int) -> int:
+        """Gives bytes inside a segment back to the file system: nobody can read them again. The
+        file's descriptor, for a sync. Raises ``OSError``.
+        """
+        path, file, begin = self._where(segment)
+        descriptor = self._descriptor(path, file)
+        self._discard_range(descriptor, begin + offset, length)
+        return descriptor
 
     def _discard_range(self, descriptor: int, offset: int, length: int) -> None:
         size = os.fstat(descriptor).st_size

@@ -116,6 +116,11 @@ def _serve(server: Server, config: ServiceConfig, ending: ExitStack) -> dict[str
         except OSError as error:
             raise OptionError("--admin", f"{config.admin}: {error.strerror or error}") from None
         server.addresses["admin"] = str(admin.address)
+    if config.socket is not None:
+        from radix.service.control import ControlServer, control_path
+        from radix.service.questions import answers_of
+
+        ending.enter_context(ControlServer(control_path(config.socket), answers_of(server)))
     told = {"ready": True, "pid": os.getpid(), **server.addresses}
     _LOG.info("ready", extra={"addresses": dict(server.addresses)})
     return told
