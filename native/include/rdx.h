@@ -490,6 +490,22 @@ int rdx_flat_find(const rdx_tree *tree, rdx_handle root, const void *keys, uint3
 /* Slots of the found nodes in a column (RDX_NO_SLOT where none). */
 int rdx_flat_slots(const rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint32_t column,
                    int32_t *out);
+/* How far a run reaches in the columns group * tiers + tier: reached[0] pages of it, from the first
+ * on without a gap, have a slot in each of `groups` (a mask) in some tier of `readable` (a mask);
+ * reached[1] of them have all in the uppermost tier. The keys of `pages` pages of page_bytes chain
+ * from `parent` (16 bytes, the tree's pages too); with `parent` NULL the pages are keys. Cost: the
+ * pages up to the gap, one crossing. */
+int rdx_flat_reach(const rdx_tree *tree, rdx_handle root, const uint8_t *parent,
+                   uint32_t page_bytes, uint64_t groups, uint64_t readable, const void *run,
+                   uint32_t pages, uint32_t *reached);
+/* The LOOKUP frames of the service (docs/protocol.md) that begin at `frames`, `most` at most:
+ * answers of 64 bytes each, as rdx_flat_reach finds them; `parent` and `page_tokens` as the store
+ * was opened, page_tokens 0 for keys. Ends before the first that is not whole, or is not exactly a
+ * good LOOKUP of this store. totals: bytes taken, frames answered, items asked, pages hit. */
+int rdx_flat_lookups(const rdx_tree *tree, rdx_handle root, const uint8_t *parent,
+                     uint32_t page_tokens, uint64_t groups, uint64_t readable, uint32_t store,
+                     const uint8_t *frames, uint64_t bytes, uint32_t most, uint8_t *answers,
+                     uint64_t *totals);
 /* A lease for each node; all or nothing (RDX_ESTALE if one is gone). */
 int rdx_flat_lease(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, uint64_t *leases);
 /* Releases n leases, in the given order; stamp as in rdx_lease_release, the last being the most

@@ -3,6 +3,8 @@
  */
 #include "tree.h"
 
+#define REACH_STEP 16 /* pages that are hashed before they are looked up: a gap ends both */
+
 int rdx_flat_find(const rdx_tree *t, rdx_handle root, const void *keys, uint32_t n,
                   rdx_handle *out) {
     uint32_t r = node_of(t, root);
@@ -27,6 +29,109 @@ int rdx_flat_slots(const rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint3
         uint32_t i = node_of(t, nodes[k]);
         const cell *c = i == NIL ? NULL : cell_at(t, i, column);
         out[k] = c && c->hi > c->lo ? slots_at(t, node_at(t, i), column)[0] : RDX_NO_SLOT;
+    }
+    return RDX_OK;
+}
+
+/* The tiers of a mask in which a node has a block of each of the groups; *uppermost: whether all
+ * are in the first. */
+static bool everywhere(const rdx_tree *t, uint32_t i, uint64_t groups, uint64_t readable,
+                       bool *uppermost) {
+    const cell *c = cell_at(t, i, 0);
+    for (; groups; groups >>= 1, c += t->tiers) {
+        if (!(groups & 1)) {
+            continue;
+        }
+        bool some = false;
+        for (uint32_t tier = 0; tier < t->tiers && !some; tier++) {
+            some = (readable >> tier & 1) && c[tier].hi > c[tier].lo;
+        }
+        if (!some) {
+            return false;
+        }
+        *uppermost = *uppermost && c->hi > c->lo;
+    }
+    return true;
+}
+
+/* What looking up n keys under a root reads, asked for before it is needed: each of the loads waits
+ * for the one before it, but not for those of other keys. */
+static void ahead(const rdx_tree *t, uint32_t r, const uint8_t *keys, uint32_t n,
+                  uint32_t *hashes) {
+    uint32_t mask = t->table_cap - 1;
+    for (uint32_t k = 0; k < n; k++) {
+        hashes[k] = rdx_page_hash(t, r, keys + (size_t)k * t->page_bytes);
+        __builtin_prefetch(&t->table[hashes[k] & mask]);
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t i = t->table[hashes[k] & mask].node;
+        if (i != NIL) {
+            __builtin_prefetch(node_at(t, i));
+            __builtin_prefetch(cell_at(t, i, 0));
+        }
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t i = t->table[hashes[k] & mask].node;
+        if (i != NIL) {
+            __builtin_prefetch(pages_at(t, node_at(t, i)));
+        }
+    }
+}
+
+static bool is_key(const uint8_t *a, const uint8_t *b, uint32_t width) {
+    return width == 16 ? memcmp(a, b, 16) == 0 : memcmp(a, b, width) == 0;
+}
+
+/* The child of a root that is this key, of which the hash is known. */
+static uint32_t child_of(const rdx_tree *t, uint32_t r, uint32_t hash, const uint8_t *key) {
+    uint32_t mask = t->table_cap - 1;
+    for (uint32_t at = hash & mask; t->table[at].node != NIL; at = (at + 1) & mask) {
+        if (t->table[at].hash == hash) {
+            const node *x = node_at(t, t->table[at].node);
+            if (x->parent == r && is_key(pages_at(t, x), key, t->page_bytes)) {
+                return t->table[at].node;
+            }
+        }
+    }
+    return NIL;
+}
+
+int rdx_flat_reach(const rdx_tree *t, rdx_handle root, const uint8_t *parent, uint32_t page_bytes,
+                   uint64_t groups, uint64_t readable, const void *run, uint32_t pages,
+                   uint32_t *reached) {
+    uint8_t keys[REACH_STEP * 16], above[16];
+    uint32_t hashes[REACH_STEP];
+    uint32_t r = node_of(t, root), width = t->page_bytes;
+    reached[0] = reached[1] = 0;
+    if (r == NIL || !(node_at(t, r)->flags & NODE_ROOT)) {
+        return RDX_ESTALE;
+    }
+    uint32_t count = t->columns / t->tiers;
+    if ((parent ? width != 16 || page_bytes < 4 : page_bytes != width) ||
+        (count < 64 && groups >> count)) {
+        return RDX_EARG;
+    }
+    if (parent) {
+        memcpy(above, parent, 16);
+    }
+    bool uppermost = true;
+    for (uint32_t at = 0, n; at < pages; at += n) {
+        n = pages - at < REACH_STEP ? pages - at : REACH_STEP;
+        const uint8_t *key = (const uint8_t *)run + (size_t)at * page_bytes;
+        if (parent) {
+            rdx_keys_chain(above, key, n, page_bytes, keys);
+            memcpy(above, keys + (size_t)(n - 1) * 16, 16);
+            key = keys;
+        }
+        ahead(t, r, key, n, hashes);
+        for (uint32_t k = 0; k < n; k++, key += width) {
+            uint32_t i = child_of(t, r, hashes[k], key);
+            if (i == NIL || !everywhere(t, i, groups, readable, &uppermost)) {
+                return RDX_OK;
+            }
+            reached[0]++;
+            reached[1] += uppermost;
+        }
     }
     return RDX_OK;
 }

@@ -81,10 +81,49 @@ static void test_blocks_leave(world *w) {
     EXPECT_EQ(w->nodes[0], 0);
 }
 
+/* The LOOKUP frames of a service: whole ones are answered, each as far as its keys are there. */
+static void test_frames_are_answered_up_to_what_is_none(world *w) {
+    enum { FRAME = 64 + 4 * WIDTH };
+    uint8_t frames[3 * FRAME] = {0}, answers[3 * 64];
+    uint64_t totals[4];
+    for (uint32_t k = 0; k < 3; k++) {
+        uint8_t *f = frames + (size_t)k * FRAME;
+        const uint16_t words[] = {1, 5, 0, 0};
+        const uint32_t store = 7, items = 4, bytes = 4 * WIDTH;
+        memcpy(f, "RDXS", 4);
+        memcpy(f + 4, words, sizeof words);
+        memcpy(f + 12, &store, 4);
+        f[16] = (uint8_t)(40 + k);
+        memcpy(f + 24, &items, 4);
+        memcpy(f + 40, &bytes, 4);
+        f[48] = (uint8_t)k; /* keys at the end that do not count */
+        memcpy(f + 64, w->keys, 4 * WIDTH);
+    }
+    memset(frames + FRAME + 64 + 2 * WIDTH, 0xA5, WIDTH); /* a key that is not there */
+    EXPECT_EQ(rdx_flat_lookups(w->tree, w->root, NULL, 0, 1, 3, 7, frames, sizeof frames - 1, 3,
+                               answers, totals),
+              RDX_OK);
+    EXPECT(totals[0] == 2 * FRAME && totals[1] == 2 && totals[2] == 8 && totals[3] == 6);
+    EXPECT(answers[6] == 5 && answers[7] == 0x80 && answers[16] == 40 && answers[24] == 4);
+    EXPECT(answers[64 + 16] == 41 && answers[64 + 24] == 2 && answers[64 + 32] == 2);
+    EXPECT_EQ(rdx_flat_lookups(w->tree, w->root, NULL, 0, 1, 3, 8, frames, sizeof frames, 3,
+                               answers, totals),
+              RDX_OK);
+    EXPECT_EQ((int)totals[1], 0);
+    EXPECT_EQ(rdx_flat_lookups(w->tree, w->root + 1, NULL, 0, 1, 3, 7, frames, sizeof frames, 3,
+                               answers, totals),
+              RDX_ESTALE);
+    uint32_t reached[2];
+    EXPECT_EQ(rdx_flat_reach(w->tree, w->root, NULL, WIDTH, 2, 3, w->keys, 4, reached), RDX_EARG);
+    EXPECT_EQ(rdx_flat_reach(w->tree, w->root, NULL, WIDTH, 1, 2, w->keys, 4, reached), RDX_OK);
+    EXPECT_EQ((int)reached[0], 0);
+}
+
 int main(void) {
     world w;
     build(&w);
     test_leases_are_given_back(&w);
+    test_frames_are_answered_up_to_what_is_none(&w);
     test_blocks_leave(&w);
     rdx_tree_free(w.tree);
     return 0;

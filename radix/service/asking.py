@@ -17,6 +17,7 @@ from radix.keysets import Mask
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
 from radix.service.protocol import (
     EVENT,
+    HEADER,
     HEADER_BYTES,
     MAGIC,
     REPLY,
@@ -34,18 +35,8 @@ from radix.service.protocol import (
 from radix.service.reach import joint_pages
 from radix.service.session import Opened, Session
 from radix.tier import Keys, Slots, TierMode
-from radix.tree import NO_SLOT
+from radix.tree import NO_SLOT, raise_status
 
-# One row of this is the header of an answer: many are written at once.
-HEADERS = np.dtype(
-    [
-        *(("magic", "S4"), ("version", "<u2"), ("op", "<u2"), ("flags", "<u2"), ("status", "<u2")),
-        *(("store", "<u4"), ("request", "<u8"), ("items", "<u4"), ("group", "<u4")),
-        *(("number", "<u8"), ("keys_bytes", "<u4"), ("data_bytes", "<u4"), ("argument", "<i8")),
-        ("reserved", "<u8"),
-    ]
-)
-assert HEADERS.itemsize == HEADER_BYTES
 _MOST_EVENTS = 4096
 
 
@@ -155,47 +146,131 @@ def events(context: Context, session: Session, frame: Frame) -> None:
 
 # ---------------------------------------------------------------------- LOOKUP
 def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
-    """How far prompts are there, together: ``items`` pages (or keys) that are usable once loaded,
-    ``number`` of them in the pool now. ``argument`` tokens (keys) at the end never count.
+    """How far prompts are there: ``items`` pages (or keys) that are usable once loaded, ``number``
+    of them in the pool now. ``argument`` tokens (keys) at the end never count.
 
-    The frames name one store and ask alike. Cost: the tokens, one crossing a prompt and two a
-    batch.
+    The frames name one store. Cost: the pages of each hit, one crossing a prompt
+    (where a group needs not every page, all pages).
     """
     opened = opened_of(session, frames[0])
-    try:
-        runs = [_run(opened, frame) for frame in frames]
-    except ProtocolError:
-        if len(frames) == 1:
-            raise
-        for frame in frames:  # the one that is wrong is told so, the others are answered
-            lookup_alone(context, session, frame)
-        return
-    core = core_of(opened)
-    keys = runs[0] if len(runs) == 1 else np.concatenate(runs)
-    ends = np.cumsum([len(run) for run in runs])
-    rows = there(opened, core, keys)
-    hits = np.empty((2, len(frames)), np.int64)
-    for index, frame in enumerate(frames):
-        lo, hi = int(ends[index]) - len(runs[index]), int(ends[index])
-        most = pages_before(opened, frame, hi - lo)
-        for row, tiers in enumerate((rows[0], rows[1])):
-            hits[row, index] = reach(opened, [mask[lo:hi] for mask in tiers], most)
-    _reply(session, frames, hits)
-    context.metrics.add(("lookup", "requests"), len(frames))
-    context.metrics.add(("lookup", "blocks"), len(keys))
-    context.metrics.add(("lookup", "hits"), int(hits[0].sum()))
+    if opened.plain:
+        session.quick = frames[0].store, opened
+    one = _reached if opened.plain else _joint
+    readable = opened.hosted.flat.residency.readable()
+    asked, hits, out, operation = 0, 0, session.out, _ANSWERED
+    for frame in frames:
+        try:
+            pages, first = one(opened, frame, readable)
+        except ProtocolError as error:
+            session.refuse(frame.op, frame.request, error.status, str(error))
+            continue
+        asked += frame.items
+        hits += pages
+        given = frame.store, frame.request, pages, 0, first
+        out += _ANSWER(MAGIC, VERSION, operation, 0, 0, *given, 0, 0, 0, 0)
+        session.queued += HEADER_BYTES
+    session.answered.add(session)
+    context.tally[0] += len(frames)
+    context.tally[1] += asked
+    context.tally[2] += hits
 
 
-def lookup_alone(context: Context, session: Session, frame: Frame) -> None:
-    """One LOOKUP, refused by itself where it is wrong."""
-    try:
-        lookup(context, session, [frame])
-    except ProtocolError as error:
-        session.refuse(frame.op, frame.request, error.status, str(error))
+_ANSWER = HEADER.pack
+_ANSWERED = int(Op.LOOKUP | REPLY)
+_reach = lib.rdx_flat_reach
+_OUT = ffi.new("uint32_t[2]")
+
+
+def lookups(context: Context, session: Session) -> bool:
+    """Answers the plain LOOKUPs that stand first in what a session has read, by the shortest way:
+    the same answers, in one crossing for all. Whether there were any.
+    """
+    store, opened = session.quick or (0, None)
+    splitter = session.splitter
+    if opened is None or not splitter.begun:
+        return False
+    flat = opened.hosted.flat
+    status = _lookups(
+        *(opened.tree, opened.root, opened.seed, opened.page, opened.limiting),
+        *(flat.residency.readable(), store, *splitter.waiting(), _MOST_TOGETHER, _ANSWERS, _TOTALS),
+    )
+    taken, count, asked, hits = _TOTALS
+    if status or not count:
+        session.quick = None  # what comes next is judged by the longer way
+        return False
+    splitter.took(taken)
+    session.queue(_ANSWERED_BYTES[: count * HEADER_BYTES])
+    tally = context.tally
+    tally[0] += count
+    tally[1] += asked
+    tally[2] += hits
+    return True
+
+
+def answer_lookups(context: Context, session: Session) -> bool:
+    """The turn of a session of which a LOOKUP came last: what is there is read, and if it is
+    nothing but plain LOOKUPs, answered and sent. False: nothing was done, or there is more to do.
+    """
+    if session.out or session.splitter.begun or session.ending:
+        return False
+    if not session.fill():
+        return False  # and it will be told so again
+    if not lookups(context, session) or session.splitter.begun:
+        session.again = True
+        return False
+    return session.flush()
+
+
+_MOST_TOGETHER = 512
+_lookups = lib.rdx_flat_lookups
+_ANSWERS = ffi.new("uint8_t[]", _MOST_TOGETHER * HEADER_BYTES)
+_ANSWERED_BYTES = memoryview(ffi.buffer(_ANSWERS))
+_TOTALS = ffi.new("uint64_t[4]")
+
+
+def _reached(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
+    """Of groups that need every page: up to the first gap. Ids of tokens are not looked at: those
+    that cannot be never were stored.
+    """
+    signature = opened.hosted.signature
+    tokens, page = frame.flags & _TOKENS, signature.page_tokens
+    if tokens and page:
+        width, parent, page_bytes = 4, opened.seed, 4 * page
+        pages = max(0, frame.items - max(0, frame.argument)) // page
+    elif tokens:
+        keys_of_frame(opened, frame)  # says why not
+        raise AssertionError
+    else:
+        width = page_bytes = signature.key_bytes
+        parent, pages = ffi.NULL, max(0, frame.items - max(0, frame.argument))
+    if len(frame.keys) != frame.items * width:
+        _run(opened, frame)  # says what was expected
+    if not pages:
+        return 0, 0
+    run, tree = ffi.from_buffer(frame.keys), opened.hosted.flat.tree.native
+    given = parent, page_bytes, opened.limiting, readable, run, pages, _OUT
+    if _reach(tree, opened.root, *given):
+        # an empty namespace goes when many have come, and has another root from then on
+        opened.root = opened.hosted.flat.root_of(opened.namespace)
+        raise_status(_reach(tree, opened.root, *given))
+    hit: int = _OUT[0]
+    first: int = _OUT[1]
+    return hit, first
+
+
+_TOKENS = int(Flag.TOKENS)
+
+
+def _joint(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
+    """Of any groups: the longest hit that is whole in all of them."""
+    keys = _run(opened, frame)
+    some, first = there(opened, core_of(opened), keys)
+    most = pages_before(opened, frame, len(keys))
+    return reach(opened, some, most), reach(opened, first, most)
 
 
 def _run(opened: Opened, frame: Frame) -> Keys:
-    """Keys of a frame; ids of tokens are not looked at: those that cannot be never were stored."""
+    """Keys of a frame; ids of tokens are not looked at."""
     signature = opened.hosted.signature
     if not frame.flags & Flag.TOKENS or not signature.page_tokens:
         return keys_of_frame(opened, frame)
@@ -256,15 +331,6 @@ def reach(opened: Opened, masks: Sequence[Mask], most: int) -> int:
     whole = whole[:most]
     gap = int(whole.argmin()) if len(whole) else 0
     return len(whole) if len(whole) and bool(whole[gap]) else gap
-
-
-def _reply(session: Session, frames: Sequence[Frame], hits: npt.NDArray[np.int64]) -> None:
-    rows = np.zeros(len(frames), HEADERS)
-    rows["magic"], rows["version"], rows["op"] = MAGIC, VERSION, Op.LOOKUP | REPLY
-    rows["request"] = [frame.request for frame in frames]
-    rows["store"] = frames[0].store
-    rows["items"], rows["number"] = hits
-    session.queue(rows.tobytes())
 
 
 def offsets_of(slots: Slots, stride: int) -> npt.NDArray[np.int64]:

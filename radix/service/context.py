@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -88,7 +88,9 @@ class Context:
         self.metrics = Metrics()
         self.counted = {tenant.name: Metrics() for tenant in config.tenants}
         self.boot = secrets.token_bytes(16)
+        self.tally = [0, 0, 0]  # LOOKUPs, what they asked for and what was a hit, not yet counted
         self.draining = False
+        self.active: set[Hosted] = set()  # in which something may have begun
         # Of leases, reservations and keeps: none is given twice, nor by the next life of a server.
         self.numbers = itertools.count(secrets.randbits(38) << 24)
 
@@ -104,6 +106,13 @@ class Context:
                 counted.add(
                     ("has", "miss", "absent") if name is None else ("has", "hit", name), count
                 )
+
+    def counters(self) -> Mapping[str, int]:
+        """Every counter of the server itself, by its dotted name."""
+        for what, count in zip(("requests", "asked", "hits"), self.tally, strict=True):
+            self.metrics.add(("lookup", what), count)
+        self.tally = [0, 0, 0]
+        return self.metrics.snapshot()
 
     def stores(self) -> list[Hosted]:
         """Every store that is open."""

@@ -1,5 +1,5 @@
 """From frames to answers: which function answers an op, and what a client is told where it fails.
-Consecutive LOOKUPs that ask alike are answered together.
+Consecutive LOOKUPs in one store are answered together.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from radix.service.session import Session
 
 _LOG = logging.getLogger("radix.service")
 _MOST_TOGETHER = 512
+_LOOKUP = int(Op.LOOKUP)
 Answer = Callable[[Context, Session, Frame], None]
 
 ANSWERS: dict[int, Answer] = {
@@ -70,14 +71,16 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
 
 def serve(context: Context, session: Session, takes: Callable[[], bool]) -> None:
     """Answers the frames that a session has read, as long as it ``takes`` more."""
-    held: list[Frame] = []  # LOOKUPs that ask alike
+    held: list[Frame] = []  # LOOKUPs in one store
     try:
         while takes():
+            if session.quick is not None and not held and asking.lookups(context, session):
+                continue
             frame = session.splitter.next()
             if frame is None:
                 break
-            if frame.op == Op.LOOKUP and session.tenant is not None:
-                if held and (len(held) >= _MOST_TOGETHER or not _alike(held[0], frame)):
+            if frame.op == _LOOKUP and session.tenant is not None:
+                if held and (len(held) >= _MOST_TOGETHER or held[0].store != frame.store):
                     _lookup(context, session, held)
                     held = []
                 held.append(frame)
@@ -93,10 +96,6 @@ def serve(context: Context, session: Session, takes: Callable[[], bool]) -> None
         _refuse(context, session, 0, error.request, error)
     if held:
         _lookup(context, session, held)
-
-
-def _alike(one: Frame, other: Frame) -> bool:
-    return one.store == other.store and one.flags == other.flags
 
 
 def _lookup(context: Context, session: Session, frames: list[Frame]) -> None:
@@ -116,6 +115,8 @@ def answer(context: Context, session: Session, frame: Frame) -> None:
         if known is None:
             raise ProtocolError(f"no such op: {frame.op}", Status.BAD_REQUEST, frame.request)
         known(context, session, frame)
+        for opened in session.stores.values():
+            context.active.add(opened.hosted)
     except Exception as error:  # outermost: of this request
         _refuse(context, session, frame.op, frame.request, error)
 

@@ -141,13 +141,12 @@ def open_store(context: Context, session: Session, frame: Frame) -> None:
     if not any(opened.hosted is hosted for opened in session.stores.values()):
         hosted.users += 1
     number = len(session.stores) + 1
-    seed = hosted.flat.root_key(namespace)
-    session.stores[number] = Opened(hosted, namespace, seed)
+    opened = session.stores[number] = Opened(hosted, namespace)
     told = {
         "pool_bytes": hosted.pool_bytes,
         "staging_bytes": session.staging.nbytes if session.staging is not None else 0,
         "strides": [hosted.stride(group) for group in range(len(hosted.flat.groups))],
         "persistent": hosted.persistent,
-        "seed": seed.hex(),
+        "seed": opened.seed.hex(),
     }
     session.reply(Op.OPEN, frame.request, text_of(told), files=files, number=number)

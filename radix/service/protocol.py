@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from radix._native import ffi
 from radix.errors import CacheError
 
 MAGIC = b"RDXS"
@@ -193,14 +194,22 @@ def decode(buffer: memoryview, start: int, most_bytes: int) -> Frame | None:
 
     Raises ``ProtocolError`` for what is none, as soon as its header is there. Cost: O(1).
     """
-    if len(buffer) - start < HEADER_BYTES:
+    found = decode_from(buffer, start, len(buffer), most_bytes)
+    return None if found is None else found[0]
+
+
+def decode_from(
+    buffer: memoryview, start: int, filled: int, most_bytes: int
+) -> tuple[Frame, int] | None:
+    """The same of the first ``filled`` bytes of a buffer, and where the frame ends."""
+    first = start + HEADER_BYTES
+    if filled < first:
         return None
-    found = HEADER.unpack_from(buffer, start)
-    magic, version, op, flags, status, store, request, items, group, number = found[:10]
-    keys_bytes, data_bytes, argument, reserved = found[10:]
+    head = _unpack(buffer, start)
+    magic, version, op, flags, status, store, request, items, group, number = head[:10]
+    keys_bytes, data_bytes, argument, reserved = head[10:]
     if magic != MAGIC or version != VERSION or reserved or flags & ~KNOWN_FLAGS:
         _refuse(magic, version, flags, reserved, request)
-    first = start + HEADER_BYTES
     second = first + ((keys_bytes + 7) & ~7)
     end = second + ((data_bytes + 7) & ~7)
     if end - start > most_bytes:
@@ -209,13 +218,17 @@ def decode(buffer: memoryview, start: int, most_bytes: int) -> Frame | None:
             Status.LIMIT,
             request,
         )
-    if len(buffer) < end:
+    if filled < end:
         return None
-    return Frame(
-        *(op, flags, status, store, request, items, group, number, argument),
-        buffer[first : first + keys_bytes],
-        buffer[second : second + data_bytes],
-    )
+    keys = buffer[first : first + keys_bytes]
+    data = buffer[second : second + data_bytes] if data_bytes else _EMPTY
+    given = (op, flags, status, store, request, items, group, number, argument, keys, data)
+    return _tuple(Frame, given), end
+
+
+_unpack = HEADER.unpack_from
+_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+_EMPTY = memoryview(b"")
 
 
 def _refuse(magic: bytes, version: int, flags: int, reserved: int, request: int) -> None:
@@ -242,6 +255,7 @@ class Splitter:
         self._first = first_bytes
         self._buffer = bytearray(first_bytes)
         self._view = memoryview(self._buffer)
+        self._base = ffi.from_buffer("uint8_t[]", self._buffer)
         self._start = 0
         self._end = 0
 
@@ -265,11 +279,20 @@ class Splitter:
         buffer = bytearray(nbytes)
         buffer[:held] = self._view[self._start : self._end]
         self._buffer, self._view = buffer, memoryview(buffer)
+        self._base = ffi.from_buffer("uint8_t[]", buffer)
         self._start, self._end = 0, held
 
     def filled(self, nbytes: int) -> None:
         """So many bytes stand in what ``room`` gave."""
         self._end += nbytes
+
+    def waiting(self) -> tuple[Any, int]:
+        """Where bytes stand that were not taken, as C sees it, and how many, a frame at most."""
+        return self._base + self._start, min(self._end - self._start, self._most)
+
+    def took(self, nbytes: int) -> None:
+        """Whole frames of so many bytes were taken from what waits."""
+        self._start += nbytes
 
     @property
     def begun(self) -> bool:
@@ -278,9 +301,12 @@ class Splitter:
 
     def next(self) -> Frame | None:
         """Takes the next frame, None where it is not whole; ``ProtocolError`` for what is none."""
-        frame = decode(self._view[: self._end], self._start, self._most)
-        if frame is not None:
-            self._start += frame.wire_bytes
+        if self._start == self._end:
+            return None
+        found = decode_from(self._view, self._start, self._end, self._most)
+        if found is None:
+            return None
+        frame, self._start = found
         return frame
 
     def frames(self) -> Iterator[Frame]:

@@ -59,5 +59,5 @@ def status_of(
         connections=len(sessions),
         stores=stores,
         tenants=tuple(tenants),
-        counters=context.metrics.snapshot(),
+        counters=context.counters(),
     )

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from radix.errors import CacheError, ClosedError
+from radix.service.asking import answer_lookups
 from radix.service.config import Address, ServiceConfig
 from radix.service.context import Context
 from radix.service.dispatch import serve
@@ -203,14 +204,16 @@ class Server:
 
     # ------------------------------------------------------------ a turn
     def _turn(self) -> None:
-        stores = [store for store in self.context.stores() if store.busy]
-        wait_s = 0.0 if self._hurried() else _BUSY_S if stores else _CALM_S
+        active = self.context.active
+        wait_s = 0.0 if self._paused and self._hurried() else _BUSY_S if active else _CALM_S
         for descriptor, mask in self._poll.poll(wait_s):
             self._ready(descriptor, mask)
         for session in list(self._paused):
             self._serve(session)
-        for store in stores:
+        for store in list(active):
             store.run()
+            if not store.busy:
+                active.discard(store)
         while self._answered:
             self._flush(self._answered.pop())
         now = time.monotonic()
@@ -224,10 +227,13 @@ class Server:
     def _ready(self, descriptor: int, mask: int) -> None:
         session = self.sessions.get(descriptor)
         if session is not None:
+            if mask == _IN and session.quick is not None and answer_lookups(self.context, session):
+                return
             if mask & _OUT:
                 self._answered.add(session)
             if mask & ~_OUT:
-                if session.fill():
+                again, session.again = session.again, False
+                if again or session.fill():
                     self._serve(session)
                 else:
                     self._close(session, "closed by its client")
@@ -239,6 +245,7 @@ class Server:
                 self._calls.popleft()()
         elif descriptor == self.context.copier.descriptor:
             self.context.copier.poll()
+            self.context.active.update(self.context.stores())
 
     def _takes(self, session: Session) -> bool:
         """Whether it may ask more: what it has not taken, or waits for, is bounded."""

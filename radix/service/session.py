@@ -30,15 +30,25 @@ from tiers.slab import ALIGNMENT_BYTES
 _MOST_READ = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class Opened:
-    """What a store number of a connection stands for. ``namespace``: as it is kept; ``seed``: what
-    the keys of its pages chain from.
+    """What a store number of a connection stands for. ``namespace``: as it is kept, ``root``: by
+    what the tree knew it last; ``seed``: what the keys of its pages chain from; ``limiting``: a
+    mask of the groups that limit a hit, ``plain``: whether each of those needs every page.
     """
 
-    hosted: Hosted
-    namespace: Namespace
-    seed: bytes
+    __slots__ = ("hosted", "limiting", "namespace", "page", "plain", "root", "seed", "tree")
+
+    def __init__(self, hosted: Hosted, namespace: Namespace) -> None:
+        self.hosted = hosted
+        self.namespace = namespace
+        self.tree = hosted.flat.tree.native
+        self.page = hosted.signature.page_tokens
+        self.root = hosted.flat.root_of(namespace)
+        self.seed = hosted.flat.root_key(namespace)
+        groups, rules = range(len(hosted.signature.groups)), hosted.signature.rules
+        limiting = [group for group in groups if not rules or rules[group].lookup]
+        self.limiting = sum(1 << group for group in limiting)
+        self.plain = not rules or all(rules[group].everywhere for group in limiting)
 
 
 @dataclass(slots=True)
@@ -144,6 +154,8 @@ class Session:
         self.leased_keys = 0
         self.writing: dict[int, Writing] = {}
         self.staging: Staging | None = None
+        self.again = False  # what was read waits, and the socket need not be asked
+        self.quick: tuple[int, Opened] | None = None  # the store of the last LOOKUP
         self.unanswered = 0
         self.ending = False  # what is queued is sent, then it is closed
         self.closed = False
@@ -185,7 +197,7 @@ class Session:
             self.files.append((self.queued, files))
         self.queue(encode(op | REPLY, request, keys, data, **fields))
 
-    def queue(self, frames: bytes | bytearray) -> None:
+    def queue(self, frames: bytes | bytearray | memoryview) -> None:
         """Queues whole frames."""
         if not self.closed:
             self.out += frames
@@ -207,13 +219,18 @@ class Session:
                 return True
             except OSError:
                 return False
-            del self.out[:count]
             self.sent += count
             self.moved = time.monotonic()
+            if count == len(self.out):
+                self.out.clear()
+            else:
+                del self.out[:count]
         return True
 
     def _send(self) -> int:
         if not self.files:
+            if len(self.out) <= _MOST_READ:
+                return self.link.send(self.out)
             with memoryview(self.out) as view:
                 return self.link.send(view[:_MOST_READ])
         before, files = self.files[0]

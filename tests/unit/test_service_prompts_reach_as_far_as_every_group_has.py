@@ -4,6 +4,8 @@ rule asks for, as found by trying every length; and what a client declares is un
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,9 +51,9 @@ def _tried(there: list[np.ndarray], kinds: list[Rule], most: int) -> int:
 
 @given(st.lists(rules, min_size=1, max_size=4), st.integers(0, 14), st.randoms())
 def test_the_longest_length_is_the_one_that_trying_finds(
-    groups: list[Group], pages: int, chance: object
+    groups: list[Group], pages: int, chance: Random
 ) -> None:
-    draw = np.random.default_rng(chance.randrange(2**32))  # type: ignore[attr-defined]  # of hypothesis
+    draw = np.random.default_rng(chance.randrange(2**32))
     kinds = [rule_of(group, PAGE) for group in groups]
     there = [draw.random(pages) < draw.choice([0.5, 0.9, 1.0]) for _ in groups]
     most = int(draw.integers(0, pages + 1))
