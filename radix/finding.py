@@ -19,12 +19,12 @@ import numpy.typing as npt
 from radix._native import Match, ffi, lib
 from radix.content import Prompt
 from radix.errors import StaleError, TierError
-from radix.front import FrontTier
+from radix.finders import finder_of
 from radix.groups import Rule
 from radix.plan import Cursor, Pages
 from radix.prompts import Prompts
 from radix.residency import Residency
-from radix.tier import Finder, Found, Keys, Records, Seek, Slots, Tier, TierMode
+from radix.tier import Finder, Found, Keys, Records, Seek, Slots, TierMode
 from radix.transfers import Transfers
 from radix.tree import NO_SLOT
 
@@ -33,14 +33,6 @@ MOST_PAGES = 2048  # asked for behind one local hit
 MOST_OPEN = 32  # prompts about which something is asked at once
 AGAIN_POLLS = 256  # so long an answer counts, before the same is asked again
 _MOST_REMEMBERED = 4096
-
-
-def finder_of(tier: Tier) -> Finder | None:
-    """What answers for a tier that others write to, behind whatever stands before it; else None."""
-    here: object = tier
-    while isinstance(here, FrontTier):
-        here = here.inner
-    return here if tier.capability.finds and isinstance(here, Finder) else None
 
 
 class Asking:
@@ -185,11 +177,14 @@ class Finding:
                 self._adopt(asking)
         asking.settled = True
 
-    def reached(self, asking: Asking) -> tuple[Cursor, int]:
+    def reached(self, asking: Asking) -> tuple[Cursor, int] | None:
         """The end of the path that is known now of a prompt that was asked about, and its hit in
-        pages. Cost: the prompt.
+        pages; None where its namespace is gone. Cost: the prompt.
         """
-        match = self._prompts.match(asking.prompt, asking.leave)
+        try:
+            match = self._prompts.match(asking.prompt, asking.leave)
+        except StaleError:
+            return None
         at = Cursor(asking.prompt.root, match.node, match.structural_pages)
         return at, match.hit_pages
 

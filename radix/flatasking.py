@@ -14,6 +14,7 @@ from radix._native import ffi, lib
 from radix.arguments import number_below
 from radix.facade import Facade
 from radix.flat import FlatCore
+from radix.flatfinding import FlatFinding
 from radix.flatmoves import FlatTransfers
 from radix.flatresidency import FlatResidency
 from radix.groups import Group
@@ -82,6 +83,7 @@ class FlatAsking(Facade):
     transfers: FlatTransfers
     _spaces: Namespaces
     _probers: dict[Namespace | None, Prober]
+    _finding: FlatFinding
 
     def root_of(self, namespace: Namespace | None) -> int:
         """By what the tree knows a namespace now."""
@@ -120,6 +122,24 @@ class FlatAsking(Facade):
             core.touch(nodes[order][found[order] >= 0])
             self.residency.count_asked(root, asked, found)
             return found
+
+    def seek(
+        self,
+        keys: object,
+        group: int = 0,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+    ) -> int:
+        """Asks tiers that other stores write to as well for keys that are not here; the number
+        whose ``KeysDone`` tells which keys are here by then, to be fetched or not. A hint like
+        ``has``: what is fetched is verified. Never blocks. Cost: the keys.
+        """
+        asked, group = keys_of("keys", keys, self.key_bytes).copy(), self._group(group)
+        places = positions_of(positions, len(asked)).copy()
+        with self.gate:
+            root, _ = self._space(namespace)
+            return self._finding.ask(root, group, asked, places)
 
     def probe(self, key: bytes, group: int = 0, *, namespace: Namespace | None = None) -> int:
         """The first readable tier that has one key's block, -1 where none: nothing changes and

@@ -63,6 +63,10 @@ class FlatTransfers(FlatOffers):
         ]
         return np.concatenate([*slots, np.empty(0, np.int32)])
 
+    def tell(self, number: int, good: Mask) -> None:
+        """Says how the keys of a number fared."""
+        self._events.append(KeysDone(number, good))
+
     def idle(self) -> bool:
         """Whether nothing is under way that a completion could take further."""
         return not (self._waiting or self.moving())

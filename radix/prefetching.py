@@ -163,10 +163,11 @@ class Prefetches:
             return True
         if not item.asking.settled:
             return False
-        item.end, item.hit = self._finding.reached(item.asking)
-        item.asking = None
-        if any(len(pages) for pages in self._needs(item)):
-            return True
+        found, item.asking = self._finding.reached(item.asking), None
+        if found is not None:
+            item.end, item.hit = found
+            if any(len(pages) for pages in self._needs(item)):
+                return True
         self.release(item)
         return False
 

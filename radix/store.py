@@ -17,6 +17,7 @@ from radix.events import BlocksStored, Event
 from radix.flat import FlatCore, Handles
 from radix.flatasking import FlatAsking
 from radix.flatepochs import FlatEpochs
+from radix.flatfinding import FlatFinding
 from radix.flatmoves import FlatTransfers
 from radix.flatplans import Offer, offer_of
 from radix.flatresidency import FlatResidency
@@ -64,13 +65,12 @@ def _check_ownership(ownership: object, tiers: int) -> None:
 class FlatStore(FlatAsking):
     """Blocks by key over tiers, fastest first.
 
-    Ask: ``has``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``, ``root_key``,
-    ``resident``.
-    Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit`` or ``abort``; ``store`` from
-    rows that the engine lends. Take: ``fetch`` into the first tier; ``load`` into rows. Lose:
-    ``forget``, ``reset``. Run: ``poll``, ``wait``, ``set_mode``, ``flush``, ``check``,
-    ``counters``, ``usage``, ``close``. Keys are (n, key_bytes) uint8; a set stands in the order of
-    its prompt unless ``positions`` say otherwise. One thread at a time: a
+    Ask: ``has``, ``seek``, ``probe``, ``prober``, ``coming``, ``valid_lengths``, ``slots``,
+    ``root_key``, ``resident``. Pin, use: ``lease``, ``touch``. Bring: ``reserve``, then ``commit``
+    or ``abort``; ``store`` from rows that the engine lends. Take: ``fetch`` into the first tier;
+    ``load`` into rows. Lose: ``forget``, ``reset``. Run: ``poll``, ``wait``, ``set_mode``,
+    ``flush``, ``check``, ``counters``, ``usage``, ``close``. Keys are (n, key_bytes) uint8; a set
+    stands in the order of its prompt unless ``positions`` say otherwise. One thread at a time: a
     call while another runs raises ``BusyError``.
     """
 
@@ -150,6 +150,7 @@ class FlatStore(FlatAsking):
     def _open(self) -> None:
         self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
         self._probers = {}
+        self._finding = FlatFinding(self.residency, self.transfers, self._spaces.names)
         opened: list[Tier] = []
         try:
             for tier in self.opened:
@@ -399,6 +400,7 @@ class FlatStore(FlatAsking):
             raise ValueError(f"tiers: {unknown[0]!r} is not one of {names}")
         with self.gate:
             self._drain()
+            self._finding.forget()
             self._epochs.reset(
                 [number for number, name in enumerate(names) if tiers is None or name in tiers]
             )
@@ -412,6 +414,7 @@ class FlatStore(FlatAsking):
         with self.gate:
             self._drain()
             self.transfers.run()
+            self._finding.run()
             self._epochs.run()
             events = self._events[:]
             self._events.clear()
