@@ -84,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
     flags = {option.key: given[option.key] for option in OPTIONS if option.key in given}
     file = None if options.config is None else Path(options.config)
     config = read_config(file, flags, dict(map(tenant_of_flag, options.tenant)))
+    _refuse_unbuilt(config)
     from radix.service.logs import log_as_json
     from radix.service.server import Server
 
@@ -97,6 +98,13 @@ def run(options: argparse.Namespace) -> int:
         server.join()
     _LOG.info("ended")
     return EXIT_DONE
+
+
+def _refuse_unbuilt(config: ServiceConfig) -> None:
+    """Options that are known, of which the server makes nothing yet: never silently."""
+    for flag, value in (("--remote", config.remote), ("--tls-certificate", config.tls)):
+        if value is not None:
+            raise OptionError(flag, "is not in this version of the service")
 
 
 def _serve(server: Server, config: ServiceConfig, ending: ExitStack) -> dict[str, Any]:

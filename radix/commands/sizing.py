@@ -11,7 +11,7 @@ from radix.replay.models import Model
 CHECKPOINTS = 2  # states kept a session: where it branched off, and its last turn's end
 HOST_SHARE = 0.75  # of what is available: the rest is for the engine, the index and the kernel
 DISK_SHARE = 0.9  # of what is free
-INDEX_BYTES = 256  # a page in the index of a service: 234 with keys of 32 bytes and one tier
+INDEX_BYTES = 300  # a page in the index of a service (docs/scale.md): a key of 32 bytes, two tiers
 PAGE_TOKENS = 16
 
 

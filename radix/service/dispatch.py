@@ -126,8 +126,10 @@ def _refuse(context: Context, session: Session, op: int, request: int, error: Ex
     if status is None:
         status = next((s for kind, s in _STATUSES if isinstance(error, kind)), Status.INTERNAL)
     text = str(error)
+    told = {"connection": session.number, "request": request, "op": op, "status": status.name}
+    _LOG.debug("refused: %s", text, extra=told)
     if status is Status.INTERNAL:
-        _LOG.error("connection %d request %d op %d", session.number, request, op, exc_info=error)
+        _LOG.error("a fault of the server", extra=told, exc_info=error)
         text = f"a fault of the server, under request {request} of connection {session.number}"
     context.metrics.add(("refused", status.name.lower().replace("_", " ")))
     session.refuse(op & 0x7FFF, request, status, text, _numbers(error))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from radix.cli import main
+from radix.service import DeniedError
 from tests.service.program import Program, notifications
 from tests.service.rig import ROOT, contents, keys_of
 
@@ -92,6 +93,21 @@ def test_a_file_and_flags_say_what_it_is(tmp_path: Path) -> None:
         assert run.told["listen"].startswith("127.0.0.1:")
 
 
+def test_the_log_names_connection_and_request(tmp_path: Path) -> None:
+    tenant = f"default:uids={os.getuid()},namespaces=acme/"
+    with Program(tmp_path, "--log-level", "debug", "--tenant", tenant) as run:
+        with run.client() as client, pytest.raises(DeniedError):
+            client.write(keys_of(NAMES), contents(NAMES))
+        (line,) = [each for each in run.log if each["message"].startswith("refused: ")]
+        assert {
+            "connection": 1,
+            "op": 3,
+            "status": "DENIED",
+            "level": "debug",
+        }.items() <= line.items()
+        assert line["request"] > 0 and "acme/" in line["message"]
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -101,6 +117,7 @@ def test_a_file_and_flags_say_what_it_is(tmp_path: Path) -> None:
         (["--admin", "0.0.0.0:1"], "--admin: the admin page knows no users"),
         (["--listen", "127.0.0.1:0"], "--listen: TCP needs tenants that prove"),
         (["--max-frame-bytes", "1"], "--max-frame-bytes: expected at least"),
+        (["--remote", "redis://127.0.0.1:6379"], "--remote: is not in this version"),
     ],
 )
 def test_bad_input_is_one_line(
