@@ -98,11 +98,13 @@ def pool_sizes(
     return tuple(many * blocks_needed(rule, tokens, chunk, behind) for rule in rules)
 
 
-def check_fits(residency: Residency, needed: Sequence[int]) -> None:
+def check_fits(residency: Residency, needed: Sequence[int], root: int | None = None) -> None:
     """R0: ``NeverFitsError`` at once for what no waiting can make fit. ``needed``: by group the
-    blocks that the request holds at once.
+    blocks that the request holds at once. ``root``: its namespace, for the quota of its tenant.
     """
     check_capacity(residency.tiers[0], residency.groups, needed)
+    if residency.quotas is not None and root is not None:
+        residency.quotas.check_fits(0, needed, root)
 
 
 def check_largest(
@@ -137,18 +139,20 @@ def check_capacity(tier: Tier, groups: Sequence[Group], needed: Sequence[int]) -
                 )
 
 
-def reserve_all(residency: Residency, counts: Sequence[int]) -> list[Slots]:
+def reserve_all(
+    residency: Residency, counts: Sequence[int], root: int | None = None
+) -> list[Slots]:
     """``counts[group]`` slots of the first tier in every group, or none at all (R4): where one
-    group is short, nothing of another is evicted for it.
+    group is short, nothing of another is evicted for it. ``root``: for whose tenant.
     """
     alone = not residency.tiers[0].capability.shares_bytes
     for group, count in enumerate(counts):
-        if alone and count and count > residency.available(0, group):
-            raise residency.shortage(0, group, count)
+        if alone and count and count > residency.available(0, group, root):
+            raise residency.shortage(0, group, count, root)
     taken: list[Slots] = []
     try:
         for group, count in enumerate(counts):
-            taken.append(residency.reserve(0, group, count))
+            taken.append(residency.reserve(0, group, count, root))
     except BaseException:
         for group, slots in enumerate(taken):
             residency.tiers[0].abort(group, slots)
@@ -247,7 +251,7 @@ def reserve_more(
     where it is not: but for what was evicted all is as before.
     """
     try:
-        return reserve_all(residency, counts)
+        return reserve_all(residency, counts, work.at.root)
     except CapacityError:
         equal = {
             group: blocks
@@ -258,7 +262,7 @@ def reserve_more(
             freed = len(equal[group][0]) if group in equal else 0
             freed += left.room(group) if left is not None else 0
             alone = not residency.tiers[0].capability.shares_bytes
-            if alone and count and count > residency.available(0, group) + freed:
+            if alone and count and count > residency.available(0, group, work.at.root) + freed:
                 raise
         if not equal and left is None:
             raise
@@ -268,7 +272,7 @@ def reserve_more(
         held = work.held[group]
         residency.tiers[0].abort(group, held.slots[pages])
         held.slots[pages], held.own[pages] = slots, False
-    return reserve_all(residency, counts)
+    return reserve_all(residency, counts, work.at.root)
 
 
 def reserve_leaving(
@@ -285,7 +289,7 @@ def reserve_leaving(
     if not any(counts):  # as one asks who needs no more, of a tier that is off too
         return [np.empty(0, np.int32) for _ in counts]
     try:
-        return reserve_all(residency, counts)
+        return reserve_all(residency, counts, work.at.root)
     except CapacityError:
         left = leave_windows(work, residency, transfers, groups)
         if left is None:

@@ -28,7 +28,7 @@ from radix.errors import UnsupportedError
 from radix.events import BlocksStored, Event
 from radix.finding import Finding
 from radix.gate import Gate
-from radix.groups import Group, check_groups, rule_of
+from radix.groups import Group, Rule, check_groups, rule_of
 from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
 from radix.judging import judge_of
@@ -47,12 +47,15 @@ from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
 from radix.prefetching import Prefetches
 from radix.prompts import Prompts
+from radix.quotas import install, told_apart
 from radix.request import Request
 from radix.requests import Requests
 from radix.residency import Residency
 from radix.restoring import adopt
+from radix.shares import Shares
 from radix.spans import Value, recorded_span
 from radix.stepping import Stepping
+from radix.tenants import Tenants
 from radix.tier import Tier
 from radix.traffic import Traffic
 from radix.transfers import Transfers
@@ -92,6 +95,7 @@ class PrefixCache(Stepping, Traffic):
         limits: Limits | None = None,
         agree: Agree | None = None,
         economy: Economy | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -105,8 +109,8 @@ class PrefixCache(Stepping, Traffic):
         (``"write_back"``) or when they are asked for again (``"write_after"``). ``limits``: bounds
         and deadlines of what moves. ``agree``: gives the element-wise minimum over all replicas of
         this cache, which are called alike, with fences that are step numbers (``Agreement``).
-        ``economy``: load only what loads faster than it is computed (None: every hit). Raises
-        ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
+        ``economy``: load only what loads faster than it is computed. ``tenants``: whose blocks are
+        whose. Raises ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
         """
         self.groups = check_groups(groups)
         self.page_tokens = page_tokens_of(page_tokens)
@@ -122,7 +126,6 @@ class PrefixCache(Stepping, Traffic):
         self._events: list[Event] = []
         self._clock = self.agreement.clock
         self.gate = Gate()
-        self._dropped: deque[int] = deque()
         order = check_policy(policy)
         known_again = events or len(placed) > 1 or self._lent or order in KEYED_POLICIES
         self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
@@ -137,10 +140,9 @@ class PrefixCache(Stepping, Traffic):
             seed=seed,
         )
         ask_policy(self.tree, policy, self.metrics, self.gate)
-        self._home = Home(self.tree, self._dropped, self.gate)
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
-        stream = self._events if events else None
-        self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
+        shares = told_apart(tenants, policy, self.tree, self.groups, placed)
+        self._place(placed, rules, shares, events)
         self._assemble(media, write, checkpoints, bounds)
         self._judge = judge_of(self.transfers, economy, self.align_tokens, self._events, agree)
         self._open(media, largest)
@@ -157,13 +159,30 @@ class PrefixCache(Stepping, Traffic):
         self.opened = self.tiers
         return self.tiers[1:] if self._lent else self.tiers
 
+    def _place(
+        self,
+        placed: tuple[Tier, ...],
+        rules: tuple[Rule, ...],
+        shares: Shares | None,
+        events: bool,
+    ) -> None:
+        """Puts the tree's blocks into tiers, which count slots by tenant if told to."""
+        self._dropped: deque[int] = deque()
+        self._home = Home(self.tree, self._dropped, self.gate)
+        stream = self._events if events else None
+        if shares is not None:
+            self.tiers = self.opened = (*self.tiers[: self._lent], *shares.fronts)
+            placed = shares.fronts
+        self.residency = Residency(self.tree, self.groups, placed, self.metrics, stream, rules)
+        self.residency.root_keys = self._spaces.keys
+        self.residency.root_names = self._spaces.names
+        install(self.residency, self._spaces, shares)
+
     def _assemble(
         self, media: tuple[Tier, ...], write: str, checkpoints: Checkpoints | None, bounds: Limits
     ) -> None:
         """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
         lent, clock, events = self._lent, self._clock, self._events
-        self.residency.root_keys = self._spaces.keys
-        self.residency.root_names = self._spaces.names
         self.fences = Fences()
         self.transfers = Transfers(
             self.residency,
@@ -199,6 +218,8 @@ class PrefixCache(Stepping, Traffic):
                 upper = media[number - 1] if number else None
                 tier.attach(self.groups, self.keys.page_bytes, upper)
                 opened.append(tier)
+            if self.residency.shares is not None:
+                self.residency.shares.opened()
             check_largest(media[0], self.groups, self.page_tokens, largest, self.align_tokens)
             adopt(self.residency, self._spaces)
         except BaseException:

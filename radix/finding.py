@@ -242,7 +242,7 @@ class Finding:
             pages = asking.pages[group][asking.there[group]]
             pages = pages[(pages >= first) & (pages < end)]
             pages = pages[~self._known(at, group, pages, structural)]
-            taken = self._transfers.fitting(asking.tier, group, len(pages))
+            taken = self._transfers.fitting(asking.tier, group, len(pages), at.root)
             if len(taken) < len(pages) and residency.rules[group].everywhere:
                 end = int(pages[len(taken)])
             pages = pages[: len(taken)]

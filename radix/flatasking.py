@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from radix._native import ffi, lib
 from radix.arguments import number_below
-from radix.facade import Facade
 from radix.flat import FlatCore
 from radix.flatfinding import FlatFinding
 from radix.flatmoves import FlatTransfers
@@ -21,6 +20,7 @@ from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import Mask, deepest_first, keys_of, positions_of
 from radix.namespaces import Namespaces
+from radix.tenancy import Tenancy
 from radix.tier import Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore, raise_status
 
@@ -72,7 +72,7 @@ class Prober:
             gate.leave()
 
 
-class FlatAsking(Facade):
+class FlatAsking(Tenancy):
     """The half of :class:`radix.store.FlatStore` that brings and takes nothing."""
 
     groups: tuple[Group, ...]

@@ -90,7 +90,7 @@ class FlatFinding:
         core = residency.core(asked.root)
         here = residency.where(core, core.find(asked.keys[which]), group) >= 0
         which = which[~here]
-        slots = self._transfers.fitting(tier, group, len(which))
+        slots = self._transfers.fitting(tier, group, len(which), asked.root)
         which = which[: len(slots)]
         if not len(which):
             return

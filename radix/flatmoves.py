@@ -115,7 +115,7 @@ class FlatTransfers(FlatOffers):
         )
         if climb.streams:
             if rows is None:  # no more than fits without evicting each other
-                fits = self.residency.available(0, group)
+                fits = self.residency.available(0, group, root)
                 self._settle_keys(climb, (~settled).nonzero()[0][fits:])
             self._settle_keys(climb, settled.nonzero()[0])
         self.climbs[climb.number] = climb
@@ -196,7 +196,7 @@ class FlatTransfers(FlatOffers):
         if climb.rows is not None and target < 0:
             upper = climb.rows[index]
         else:
-            upper = self.fitting(target, group, len(index))
+            upper = self.fitting(target, group, len(index), climb.root)
             index = index[: len(upper)]
         if not len(index):
             return

@@ -166,7 +166,7 @@ class FlatOffers(Jobs[FlatMove], ABC):
             return None
         pins = core.lease(nodes[pick & (nodes != 0)])  # making room must not take the source
         try:
-            lower = self._room(target, group, count)
+            lower = self._room(target, group, count, offer.root)
             if not len(lower):
                 return None
             pick[pick.nonzero()[0][: count - len(lower)]] = False  # the deepest

@@ -20,6 +20,7 @@ from radix.keysets import Mask, deepest_first
 from radix.metrics import Metrics
 from radix.plan import Cursor, Pages
 from radix.residency import GHOSTS, MAX_STAMP, RESET, Residency
+from radix.shares import FOR_ANYBODY, Claim
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 
@@ -150,8 +151,16 @@ class FlatResidency(Residency):
         return slots
 
     # ------------------------------------------------------------ names
-    def _take(self, column: int, count: int, upto: int) -> tuple[Slots, Keys | None]:
-        slots, keys, roots = evict(self.tree, column, count)
+    def _take(
+        self, column: int, count: int, upto: int, claim: Claim = FOR_ANYBODY
+    ) -> tuple[Slots, Keys | None]:
+        if self.shares is None:
+            slots, keys, roots = evict(self.tree, column, count)
+            return slots, self._ids(keys, roots)
+        slots, roots = np.empty(count, np.int32), np.empty(count, np.uint64)
+        keys = np.empty((count, self.tree.page_bytes), np.uint8)
+        freed = self.shares.evict(column, claim, upto, slots, keys, roots)
+        slots, keys, roots = slots[:freed], keys[:freed], roots[:freed]
         return slots, self._ids(keys, roots)
 
     def _ids(self, keys: Keys, roots: Handles) -> Keys:
@@ -239,6 +248,8 @@ class FlatResidency(Residency):
         """Counts keys that were asked for, by the tier that has them or why none has (I34)."""
         metrics = self.metrics
         metrics.add(("has", "blocks"), len(keys))
+        if self.shares is not None:
+            self.shares.count(root, asked=len(keys), hit=int(np.count_nonzero(found >= 0)))
         counts = np.bincount(found + 1, minlength=len(self.tiers) + 1).tolist()
         for tier, count in zip(self.tiers, counts[1:], strict=True):
             if count:

@@ -192,7 +192,7 @@ class Inserting:
         """
         rules, count = self.residency.rules, last - first
         if len(rules) == 1 and self.plain:
-            slots = self.residency.reserve(0, 0, count).reshape(1, count)
+            slots = self.residency.reserve(0, 0, count, at.root).reshape(1, count)
             return _tuple(Rows, (slots, ((0, count),)))
         slots = np.full((len(rules), count), NO_SLOT, np.int32)
         spans: list[tuple[int, int] | None] = []
@@ -209,7 +209,7 @@ class Inserting:
                     self._reserve_some(slots[group], group, rule, first, last, boundaries, at)
                 elif span[1] > span[0]:
                     lo, hi = span
-                    slots[group, lo:hi] = self.residency.reserve(0, group, hi - lo)
+                    slots[group, lo:hi] = self.residency.reserve(0, group, hi - lo, at.root)
         except BaseException:
             for group, row in enumerate(slots):
                 self.give_back(group, row)
@@ -251,7 +251,7 @@ class Inserting:
         if count > 0:
             mask[:count] &= self.residency.slots(at, group, 0, first, count) == NO_SLOT
         if need := int(np.count_nonzero(mask)):
-            row[mask] = self.residency.reserve(0, group, need)
+            row[mask] = self.residency.reserve(0, group, need, at.root)
 
     def fitting(self, at: Cursor, first: int, count: int, boundaries: Sequence[int]) -> Rows | None:
         """Slots of as many of the pages as there is room for; None for none."""
@@ -331,7 +331,7 @@ class Inserting:
         """``reserve`` for each, all or none, as ``insert_many`` takes them. ``ends``: of each
         prompt, how far the tree knows it. ``CapacityError`` names the first without room.
         """
-        if len(self.residency.rules) == 1 and self.plain:
+        if len(self.residency.rules) == 1 and self.plain and self.residency.quotas is None:
             try:
                 return self.residency.reserve(0, 0, sum(entry.fresh for entry in entries))
             except CapacityError as error:

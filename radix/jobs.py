@@ -126,12 +126,12 @@ class Jobs(ABC, Generic[M]):
             return np.zeros(len(keys), np.bool_)
         return np.fromiter(map(here.__contains__, keys), np.bool_, len(keys))
 
-    def _room(self, target: int, group: int, blocks: int) -> Slots:
+    def _room(self, target: int, group: int, blocks: int, root: int) -> Slots:
         """As many slots of a lower tier as fit, and as its budget of writes allows; what finds none
         is declined and counted.
         """
         allowed = self.wear.within(target, group, blocks, self._clock())
-        slots = self.fitting(target, group, allowed)
+        slots = self.fitting(target, group, allowed, root)
         self.count("declined", target, group, blocks - len(slots))
         return slots
 
@@ -141,14 +141,14 @@ class Jobs(ABC, Generic[M]):
         jobs = (job for job in self.jobs.values() if job.storing)
         return sum(job.move.blocks for job in jobs if (job.move.target, job.move.group) == place)
 
-    def fitting(self, tier: int, group: int, blocks: int) -> Slots:
-        """As many slots as fit, ``blocks`` at most."""
+    def fitting(self, tier: int, group: int, blocks: int, root: int) -> Slots:
+        """As many slots as fit, ``blocks`` at most, for the tenant of a root."""
         fits = blocks
         while fits:
             try:
-                return self.residency.reserve(tier, group, fits)
+                return self.residency.reserve(tier, group, fits, root)
             except (CapacityError, TierError):
-                room = min(fits, self.residency.at_once(tier, group))
+                room = min(fits, self.residency.at_once(tier, group, root))
                 fits = max(0, room) if room < fits else 0
         return np.empty(0, np.int32)
 

@@ -138,7 +138,7 @@ class Keeping:
             return {group: work.held[group].spare.pop() for group in self._states}
         counts = [int(group in self._states) for group in range(len(work.held))]
         try:
-            fresh = reserve_all(self.residency, counts)
+            fresh = reserve_all(self.residency, counts, work.at.root)
         except (CapacityError, TierError):
             self.residency.metrics.add(("checkpoint", "declined"))
             work.marks.remove(pages)
@@ -287,7 +287,7 @@ class Keeping:
         if not any(counts):
             return True
         try:
-            more = reserve_all(self.residency, counts)
+            more = reserve_all(self.residency, counts, work.at.root)
         except (CapacityError, TierError):
             self.residency.metrics.add(("checkpoint", "declined"))
             return False
@@ -423,6 +423,8 @@ class Keeping:
         if work.state in LIVE:
             with suppress(TierError):
                 slots = self.residency.tiers[0].reserve(group, count)
+                if self.residency.shares is not None:
+                    self.residency.shares.take_back(0, group, slots, work.at.root)
                 work.held[group].spare += slots.tolist()
 
     # ------------------------------------------------------------ the end

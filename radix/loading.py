@@ -97,7 +97,7 @@ class Loading:
                 max(0, self._charge(work, held, pages) - len(held.spare))
                 for held, pages in zip(work.held, own, strict=True)
             ]
-            more = reserve_all(self.residency, counts)
+            more = reserve_all(self.residency, counts, work.at.root)
             for held, pages, slots in zip(work.held, own, more, strict=True):
                 self._assign(work, held, pages, slots.tolist())
         for group, (held, there) in enumerate(zip(work.held, theirs, strict=True)):
@@ -255,12 +255,13 @@ class Loading:
             if self.placed and held.rule.per_position:
                 slots = np.array([held.running], np.int32)
         else:
-            if self.residency.available(target, group) < len(pages):
+            if self.residency.available(target, group, work.at.root) < len(pages):
                 upto = int(pages[0]) if held.rule.everywhere else 0
                 self.transfers.make_way(self.end(work), group, target, len(pages), upto)
-            fits = min(len(pages), max(0, self.residency.available(target, group)))
+            fits = self.residency.available(target, group, work.at.root)
+            fits = min(len(pages), max(0, fits))
             try:
-                slots = self.residency.reserve(target, group, fits)
+                slots = self.residency.reserve(target, group, fits, work.at.root)
             except (CapacityError, TierError):
                 fits = 0
             if fits == 0:

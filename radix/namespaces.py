@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from radix.groups import Group
 from radix.keys import Namespace, root_key
+from radix.shares import Shares
 from radix.tree import TreeCore
 
 _FIRST_SWEEP = 64
@@ -35,6 +36,7 @@ class Namespaces:
         """``scheme``: what a page is in the tree, of ``PageKeys``; 0: its tokens. ``placed``:
         whether a block's place follows from its group (not so where the caller's keys name it).
         """
+        self.shares: Shares | None = None  # where tenants are told apart
         self.names: dict[int, bytes] = {}
         self.keys: dict[int, bytes] = {}
         self.revision = ""
@@ -85,10 +87,26 @@ class Namespaces:
                 self._sweep()
             key = root_key(canonical)
             root = self._tree.root(key)
+            if self.shares is not None:
+                self._assign(self.shares, root, canonical)
             self._roots[canonical] = root
             self.names[root] = canonical
             self.keys[root] = key
         return root
+
+    def _assign(self, shares: Shares, root: int, canonical: bytes) -> None:
+        try:
+            shares.assign(root, canonical)
+        except BaseException:
+            self._tree.drop_root(root)
+            raise
+
+    def _gone(self, root: int) -> None:
+        """A root that the tree has no more."""
+        del self._roots[self.names.pop(root)], self.keys[root]
+        self.retired.discard(root)
+        if self.shares is not None:
+            self.shares.release(root)
 
     def revise(self, revision: str) -> None:
         """From now on the weights are these: roots of the revision before are retired, and the
@@ -108,16 +126,14 @@ class Namespaces:
         """Lets retired roots go that are empty by now. Cost: them."""
         for root in sorted(self.retired):
             if self._tree.drop_root(root):
-                del self._roots[self.names.pop(root)], self.keys[root]
-                self.retired.discard(root)
+                self._gone(root)
 
     def _sweep(self) -> None:
         """Lets empty namespaces go (I1). Cost: the namespaces, spread over as many new ones."""
         self.known.clear()
-        for canonical, root in list(self._roots.items()):
+        for root in list(self.names):
             if self._tree.drop_root(root):
-                del self._roots[canonical], self.names[root], self.keys[root]
-                self.retired.discard(root)
+                self._gone(root)
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._roots))
 
 

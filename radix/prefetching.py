@@ -220,7 +220,7 @@ class Prefetches:
         """Starts one transfer one tier up; of how many pages. What finds no room, or is refused,
         does not come.
         """
-        slots = self._transfers.fitting(tier - 1, group, len(pages))
+        slots = self._transfers.fitting(tier - 1, group, len(pages), item.end.root)
         if not len(slots):
             return 0
         move = Move(item.end, group, tier, tier - 1, pages[: len(slots)])

@@ -70,6 +70,8 @@ class Prompts:
         and why. The tiers that serve the hit are counted once it is there.
         """
         page, metrics, tokens = self._keys.page_tokens, self._residency.metrics, len(prompt.tokens)
+        if self._residency.shares is not None:
+            self._residency.shares.count(prompt.root, asked=tokens)
         metrics.add(("match", "queries"))
         metrics.add(("match", "queried_tokens"), tokens)
         if tail := tokens - match.limit_pages * page:

@@ -107,7 +107,7 @@ class Requests:
                 blocks_needed(rule, total, terms.chunk, behind, match.hit_pages)
                 for rule in self.residency.rules
             ]
-            check_fits(self.residency, needed)
+            check_fits(self.residency, needed, prompt.root)
             device_pages = 0
         else:
             pages = min(len(row) for row in lent or [])
@@ -235,6 +235,8 @@ class Requests:
             if pages := int(np.count_nonzero(served == tier)):
                 name = self.transfers.tier_name(tier)
                 metrics.add(("match", "hit_tokens", name), pages * page)
+        if not work.resumed and self.residency.shares is not None:
+            self.residency.shares.count(work.at.root, hit=work.hit_pages * page)
         work.ran = True
         work.computed = work.told = work.hit_pages * page
         self.ending.tell(work, RequestState.RUNNING)
@@ -280,7 +282,9 @@ class Requests:
             counts[group] = len(held.ends(len(held.slots), last))
             if not held.rule.everywhere:
                 needed[group] = owned[group] + counts[group]  # what fell behind was given back
-        check_fits(self.residency, needed)  # before a window is left: nothing has changed
+        check_fits(
+            self.residency, needed, work.at.root
+        )  # before a window is left: nothing has changed
         left: LeftWindows | None = None
         try:
             for group, held in enumerate(work.held):
@@ -307,7 +311,7 @@ class Requests:
 
     def _leave(self, work: Work, group: int, short: int, pages: int) -> LeftWindows | None:
         """Lets go of windows that were left, where that many slots of a group are not there."""
-        if min(short, pages - work.pages) <= self.residency.available(0, group):
+        if min(short, pages - work.pages) <= self.residency.available(0, group, work.at.root):
             return None
         return leave_windows(work, self.residency, self.transfers, self.keeping.parts)
 
@@ -321,7 +325,8 @@ class Requests:
         """
         held = work.held[group]
         more = max(0, min(short, pages - work.pages))
-        room = self.residency.available(0, group) + (left.room(group) if left else 0)
+        room = self.residency.available(0, group, work.at.root)
+        room += left.room(group) if left else 0
         if more > room:
             step = -(-(work.told + (work.chunk or 0)) // self.page_tokens)
             ends = held.ends(work.told // self.page_tokens, min(step, pages))

@@ -79,16 +79,20 @@ class Reservations:
 
     def _take(self, core: FlatCore, group: int, count: int, guarded: Handles) -> Slots:
         """``count`` slots for which nothing of ``guarded`` was evicted."""
-        first = self._residency.tiers[0]
+        first, quotas = self._residency.tiers[0], self._residency.quotas
         if count > first.capacity_blocks(group):
             raise NeverFitsError(
                 f"tier {first.name!r}, group {self._residency.groups[group].name!r}",
                 needed=count,
                 capacity=first.capacity_blocks(group),
             )
+        if quotas is not None:
+            needed = [0] * len(self._residency.groups)
+            needed[group] = count
+            quotas.check_fits(0, needed, core.root)
         pins = core.lease(guarded[guarded != 0])
         try:
-            return self._residency.reserve(0, group, count)
+            return self._residency.reserve(0, group, count, core.root)
         finally:
             core.release(pins, stamp=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.groups import Group, Rule
 from radix.metrics import Metrics
 from radix.plan import Cursor
+from radix.shares import FOR_ANYBODY, Claim, Evictor, Quotas, Shares
 from radix.tier import Keys, Slots, Tier, TierMode
 from radix.tree import NO_SLOT, TreeCore
 from radix.treeparts import NodeView
@@ -31,18 +31,6 @@ CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
 RESET = "reset"
 OTHER_REASONS = (CORRUPT, NOT_CACHEABLE, RESET)
-
-
-class Evictor(Protocol):
-    """Who decides which of the oldest blocks may go at once."""
-
-    def evict(self, tier: int, group: int, count: int, upto: int) -> Slots:
-        """Evicts up to ``count`` blocks that may go; their slots."""
-        ...
-
-    def leaving(self, tier: int, group: int) -> int:
-        """Blocks that go once a copy of them, which is under way, is acknowledged."""
-        ...
 
 
 class Residency:
@@ -71,6 +59,8 @@ class Residency:
         self.root_keys: dict[int, bytes] = {}
         self.root_names: dict[int, bytes] = {}
         self.evictor: Evictor | None = None  # where not every block may go at once
+        self.shares: Shares | None = None  # where tenants are told apart
+        self.quotas: Quotas | None = None  # there, too
         self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
         self._ghost_why = np.zeros(GHOSTS, np.uint8)
         self._why = [f"evicted from {tier.name}" for tier in self.tiers] + list(OTHER_REASONS)
@@ -108,30 +98,34 @@ class Residency:
         return out
 
     # ------------------------------------------------------------ room
-    def available(self, tier: int, group: int) -> int:
+    def available(self, tier: int, group: int, root: int | None = None) -> int:
         """Blocks that ``reserve`` could give now: free ones and those that may go; none of a tier
-        that is not on.
+        that is not on. ``root``: to the tenant of this one, where tenants are told apart.
         """
         if self.tiers[tier].mode is not _ON:
             return 0
+        if self.quotas is not None and root is not None:
+            return self.quotas.available(tier, group, root)
         stats = self.tree.column_stats(self.tree.column(group, tier))
         return self.tiers[tier].free_blocks(group) + stats.resident - stats.protected
 
-    def at_once(self, tier: int, group: int) -> int:
+    def at_once(self, tier: int, group: int, root: int | None = None) -> int:
         """What is left of ``available`` after a ``reserve`` failed: what can be had without copying
         anything down first.
         """
-        if self.evictor is None:
-            return self.available(tier, group)
-        return self.tiers[tier].free_blocks(group) if self.tiers[tier].mode is _ON else 0
+        most = self.available(tier, group, root)
+        return most if self.evictor is None else min(most, self.tiers[tier].free_blocks(group))
 
-    def reserve(self, tier: int, group: int, count: int) -> Slots:
-        """``count`` slots, evicting what has to go. All or nothing as to slots.
+    def reserve(self, tier: int, group: int, count: int, root: int | None = None) -> Slots:
+        """``count`` slots, evicting what has to go. All or nothing as to slots. ``root``: for the
+        tenant of this one, where tenants are told apart; None: for nobody in particular.
 
         Raises ``CapacityError`` with what is short, ``TierError`` for a tier that fails; evicts
         nothing if that could not help.
         Cost: the slots.
         """
+        if self.quotas is not None and root is not None:
+            return self.quotas.reserve(tier, group, count, root)
         store = self.tiers[tier]
         if store.mode is not _ON:
             # It gives no slots whatever is evicted, and its blocks may still serve loads.
@@ -206,8 +200,10 @@ class Residency:
         ]
         return min(stamps)[1] if stamps else None
 
-    def shortage(self, tier: int, group: int, count: int) -> CapacityError:
+    def shortage(self, tier: int, group: int, count: int, root: int | None = None) -> CapacityError:
         """The error that says what is short in (tier, group)."""
+        if self.quotas is not None and root is not None:
+            return self.quotas.shortage(tier, group, count, root)
         stats = self.tree.column_stats(self.tree.column(group, tier))
         dirty = min(self.dirty(tier, group), stats.protected)
         return CapacityError(
@@ -225,18 +221,32 @@ class Residency:
         """
         return 0 if self.evictor is None else self.evictor.leaving(tier, group)
 
-    def evict(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
+    def evict(
+        self,
+        tier: int,
+        group: int,
+        count: int,
+        upto: int = MAX_STAMP,
+        claim: Claim = FOR_ANYBODY,
+    ) -> Slots:
         """Evicts up to ``count`` blocks, oldest first, none that was used after ``upto``; the
-        slots that became free. Cost: them.
+        slots that became free. ``claim``: for whom, where tenants are told apart. Cost: them.
         """
         if self.evictor is not None:
-            return self.evictor.evict(tier, group, count, upto)
-        return self.evict_now(tier, group, count, upto)
+            return self.evictor.evict(tier, group, count, upto, claim)
+        return self.evict_now(tier, group, count, upto, claim)
 
-    def evict_now(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
+    def evict_now(
+        self,
+        tier: int,
+        group: int,
+        count: int,
+        upto: int = MAX_STAMP,
+        claim: Claim = FOR_ANYBODY,
+    ) -> Slots:
         """``evict``, whoever decides what may go: the next victims go."""
         column = self.tree.column(group, tier)
-        slots, ids = self._take(column, count, upto)
+        slots, ids = self._take(column, count, upto, claim)
         if len(slots):
             self.metrics.add(self._evict_keys[column], len(slots))
             if ids is not None:
@@ -244,10 +254,15 @@ class Residency:
             self._give_back(tier, group, slots)
         return slots
 
-    def _take(self, column: int, count: int, upto: int) -> tuple[Slots, Keys | None]:
+    def _take(
+        self, column: int, count: int, upto: int, claim: Claim = FOR_ANYBODY
+    ) -> tuple[Slots, Keys | None]:
         """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
         slots = np.empty(count, np.int32)
         ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
+        if self.shares is not None:  # by last use alone
+            freed = self.shares.evict(column, claim, upto, slots, ids)
+            return slots[:freed], None if ids is None else ids[:freed]
         if self.tree.before_choice is not None:
             self.tree.before_choice(column)
         freed = tree_evict(self.tree.capsule, column, count, upto, slots, ids)
@@ -461,6 +476,8 @@ class Residency:
         self.tree.check(device=device)
         for tier in self.tiers:
             tier.check()
+        if self.shares is not None:
+            self.shares.check()
 
 
 def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from radix.flatresidency import FlatResidency
 from radix.namespaces import Namespaces
 from radix.residency import Residency
 from radix.tier import Restored
@@ -45,3 +46,21 @@ def _tell(residency: Residency, root: int, tier: int, group: int) -> None:
         return
     for node in residency.tree.nodes(root):
         residency.events += residency.of_node(root, node, group, tier)
+
+
+def adopt_keys(residency: FlatResidency, spaces: Namespaces, key_bytes: int) -> None:
+    """The same for opaque keys of so many bytes. Cost: the records."""
+    for number, tier in enumerate(residency.tiers):
+        for found in tier.restore():
+            records, linked = found.records, np.zeros(len(found.slots), np.bool_)
+            if records.pages is None and records.keys.shape[1] == key_bytes:
+                root = spaces.root_of(records.namespace)
+                column = residency.tree.column(found.group, number)
+                kept = residency.core(root).insert(records.keys, column, found.slots)
+                linked = kept == found.slots
+                keys, positions = records.keys[linked], records.positions[linked]
+                residency.tell_stored(root, found.group, number, keys, positions)
+            if not linked.all():
+                tier.free(found.group, found.slots[~linked])
+            residency.metrics.add(("restore", "blocks", tier.name), int(linked.sum()))
+            residency.metrics.add(("restore", "unlinked", tier.name), int((~linked).sum()))

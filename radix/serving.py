@@ -13,7 +13,6 @@ from radix.arguments import count_of
 from radix.content import Prompt
 from radix.epochs import Epochs
 from radix.errors import RequestError
-from radix.facade import Facade
 from radix.finding import Finding
 from radix.groups import Group
 from radix.judging import Judge
@@ -25,12 +24,13 @@ from radix.ownership import AdoptedSlots, Ownership, rows_for_prompt
 from radix.prompts import Prompts
 from radix.requests import Requests
 from radix.residency import Residency
+from radix.tenancy import Tenancy
 from radix.tier import Slots
 from radix.transfers import Transfers
 from radix.tree import TreeCore
 
 
-class Serving(Facade, ABC):
+class Serving(Tenancy, ABC):
     """What a cache of prompts does for requests before they run, and what takes effect on all of
     them at once: ``reset``, ``set_revision``, ``fence_lifted``. ``PrefixCache`` has the rest.
     """

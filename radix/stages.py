@@ -84,7 +84,7 @@ class Stages:
             for held, count in zip(work.held, growth.needed, strict=True)
         ]
         counts = [count - own for count, own in zip(growth.needed, spared, strict=True)]
-        fresh = reserve_all(self._residency, counts)
+        fresh = reserve_all(self._residency, counts, work.at.root)
         try:
             rows = [
                 np.concatenate((row, np.array(held.spare[len(held.spare) - own :], np.int32)))

@@ -44,8 +44,12 @@ from radix.plan import Pages
 from radix.policy.eviction import EvictionPolicy, check_policy
 from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
+from radix.quotas import install, told_apart
 from radix.reservations import Reservations
-from radix.tier import Keys, Restored, Slots, Tier, TierMode, Urgency
+from radix.restoring import adopt_keys
+from radix.shares import Shares
+from radix.tenants import Tenants
+from radix.tier import Keys, Slots, Tier, TierMode, Urgency
 from radix.tree import TreeCore
 
 __all__ = ["Fetch", "FetchState", "FlatLease", "FlatStore", "Reservation", "hash_keys"]
@@ -87,6 +91,7 @@ class FlatStore(FlatAsking):
         clock: Callable[[], int] = lambda: 0,
         seed: int = 0,
         limits: Limits | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         """Opens the tiers and takes over what a persistent one holds.
 
@@ -98,7 +103,8 @@ class FlatStore(FlatAsking):
         offered again (``"write_after"``), or never (``"none"``).
         ``limits``: of these ``stores``, ``loads``, ``breaker`` and ``load_deadline`` count, the
         last for what comes into a tier (rows that the engine lent are its own once a load into
-        them has ended), and ``write_after``. Raises ``ValueError`` or ``TypeError`` for a bad
+        them has ended), and ``write_after``. ``tenants``: whose blocks are whose, with weights,
+        quotas and floors (lru only). Raises ``ValueError`` or ``TypeError`` for a bad
         argument, ``TierError`` for a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)
@@ -127,59 +133,51 @@ class FlatStore(FlatAsking):
             seed=seed,
         )
         ask_policy(self.tree, policy, self.metrics, self.gate)
-        layout = _FLAT_LAYOUT | self.key_bytes
-        self._spaces = Namespaces(self.tree, self.groups, layout, placed=False)
-        stream = self._events if events else None
-        self.residency = FlatResidency(
-            self.tree, self.groups, self.tiers, self.metrics, stream, self._spaces.keys
-        )
-        self.residency.root_names = self._spaces.names
+        self._place(media, told_apart(tenants, policy, self.tree, self.groups, self.tiers), events)
         self.transfers = FlatTransfers(
             self.residency,
             clock,
             self._spaces.names,
-            self.tiers,
+            media[1:] if lent else media,
             media[0] if lent else None,
             self._events,
             write,
             bounds,
         )
         self._reservations = Reservations(self.residency, self.transfers)
-        self._open()
+        self._open(media)
 
-    def _open(self) -> None:
+    def _place(self, media: tuple[Tier, ...], shares: Shares | None, events: bool) -> None:
+        """Puts blocks into tiers."""
+        layout = _FLAT_LAYOUT | self.key_bytes
+        self._spaces = Namespaces(self.tree, self.groups, layout, placed=False)
+        stream = self._events if events else None
+        if shares is not None:
+            self.opened = (*media[: len(media) - len(self.tiers)], *shares.fronts)
+            self.tiers = shares.fronts
+        self.residency = FlatResidency(
+            self.tree, self.groups, self.tiers, self.metrics, stream, self._spaces.keys
+        )
+        self.residency.root_names = self._spaces.names
+        install(self.residency, self._spaces, shares)
+
+    def _open(self, media: tuple[Tier, ...]) -> None:
         self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
         self._probers = {}
         self._finding = FlatFinding(self.residency, self.transfers, self._spaces.names)
         opened: list[Tier] = []
         try:
-            for tier in self.opened:
-                tier.attach(self.groups, _RECORD_PAGE_BYTES, opened[-1] if opened else None)
+            for number, tier in enumerate(self.opened):
+                upper = media[number - 1] if number else None
+                tier.attach(self.groups, _RECORD_PAGE_BYTES, upper)
                 opened.append(tier)
-            for number, tier in enumerate(self.tiers):
-                for found in tier.restore():
-                    self._adopt(number, found)
+            if self.residency.shares is not None:
+                self.residency.shares.opened()
+            adopt_keys(self.residency, self._spaces, self.key_bytes)
         except BaseException:
             for tier in reversed(opened):
                 tier.close()
             raise
-
-    def _adopt(self, number: int, found: Restored) -> None:
-        """Takes over what a persistent tier kept; what is not ours is given back to it."""
-        records, tier = found.records, self.tiers[number]
-        linked = np.zeros(len(found.slots), np.bool_)
-        if records.pages is None and records.keys.shape[1] == self.key_bytes:
-            root = self._spaces.root_of(records.namespace)
-            column = self.tree.column(found.group, number)
-            kept = self.residency.core(root).insert(records.keys, column, found.slots)
-            linked = kept == found.slots
-            self.residency.tell_stored(
-                root, found.group, number, records.keys[linked], records.positions[linked]
-            )
-        if not linked.all():
-            tier.free(found.group, found.slots[~linked])
-        self.metrics.add(("restore", "blocks", tier.name), int(linked.sum()))
-        self.metrics.add(("restore", "unlinked", tier.name), int((~linked).sum()))
 
     # ------------------------------------------------------------ pinning and using
     def lease(

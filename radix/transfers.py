@@ -124,7 +124,7 @@ class Transfers(Jobs[Move]):
             elif len(pages):
                 move = Move(at, group, source, target, pages)
                 upper_slots = have[pages - first]
-                if self.residency.available(target, group) < len(pages):
+                if self.residency.available(target, group, at.root) < len(pages):
                     self.make_way(at, group, target, len(pages), first)
                 if not self.submit_store(move, upper_slots, owner):
                     refused.append((move, upper_slots))
@@ -166,14 +166,14 @@ class Transfers(Jobs[Move]):
         if self.borrowed is None:
             twice &= self.held(at, group, range(tier), 0, upto)
         for page in np.flatnonzero((here != NO_SLOT) & twice).tolist():
-            if self.residency.available(tier, group) >= count:
+            if self.residency.available(tier, group, at.root) >= count:
                 return
             if not self.readers(tier, group, int(here[page])):
                 self.residency.drop(at, group, tier, page, read=False, reason=EVICTED)
 
     def submit_store(self, move: Move, upper_slots: Slots, owner: int) -> bool:
         """Starts a planned store; False when the tier's queue is full: offer it again."""
-        lower = self._room(move.target, move.group, move.blocks)
+        lower = self._room(move.target, move.group, move.blocks, move.at.root)
         if not len(lower):
             return True
         part = Move(move.at, move.group, move.source, move.target, move.pages[: len(lower)])

@@ -95,15 +95,16 @@ class Heads:
         self._u32 = ffi.new("uint32_t[3]")
         self._known: dict[int, int] = {}  # node -> its root: a node never changes it
 
-    def of(self, column: int, roots: Container[int]) -> tuple[Cursor, int, int]:
+    def of(self, column: int, roots: Container[int], node: int = 0) -> tuple[Cursor, int, int]:
         """Where the node ends that the next victim is of, and the pages [first, first + count) that
-        the column holds of it. There must be one. Cost: O(1), but for nodes seen for the first time
-        their depth.
+        the column holds of it. There must be one. ``node``: it is known already. Cost: O(1), but
+        for nodes seen for the first time their depth.
         """
-        lib.rdx_evict_peek(self._native, column)  # unlinks what only looks like a leaf
         u32 = self._u32
-        raise_status(lib.rdx_order_nodes(self._native, column, self._handle, 1, u32))
-        node = int(self._handle[0])
+        if not node:
+            lib.rdx_evict_peek(self._native, column)  # unlinks what only looks like a leaf
+            raise_status(lib.rdx_order_nodes(self._native, column, self._handle, 1, u32))
+            node = int(self._handle[0])
         raise_status(lib.rdx_node_interval(self._native, node, column, u32 + 1, u32 + 2))
         lo, hi = int(u32[1]), int(u32[2])
         parent, start = self._look(node)

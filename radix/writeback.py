@@ -20,6 +20,7 @@ import numpy.typing as npt
 from radix.plan import Cursor
 from radix.policy.limits import Limits, Moment
 from radix.residency import MAX_STAMP
+from radix.shares import FOR_ANYBODY, ONCE, Claim
 from radix.tier import Slots, TierMode
 from radix.transfers import Transfers
 from radix.tree import NO_SLOT
@@ -110,34 +111,54 @@ class WriteBack:
         return not refused
 
     # ------------------------------------------------------------ eviction
-    def evict(self, tier: int, group: int, count: int, upto: int = MAX_STAMP) -> Slots:
+    def evict(
+        self,
+        tier: int,
+        group: int,
+        count: int,
+        upto: int = MAX_STAMP,
+        claim: Claim = FOR_ANYBODY,
+    ) -> Slots:
         """Evicts up to ``count`` clean blocks, oldest first; dirty ones on the way there start on
         theirs, and are not waited for. The slots that became free. Cost: the blocks looked at.
         """
         column = self._tree.column(group, tier)
         gone: list[Slots] = []
         left = count
+        once = Claim(claim.tenant, claim.how | ONCE)  # what is behind may be dirty
         while left > 0:
-            stamp = self._tree.next_victim(column)
+            stamp, node = self._next(column, claim)
             if stamp is None or stamp > upto:
                 break
-            most, last = (left, 0) if stamp == 0 else (self._may_go(tier, group, column), upto)
+            most, last = left, 0
+            if stamp:
+                most, last = self._may_go(tier, group, column, node), upto
             if most < 0:
                 break
             if most == 0:
                 continue
-            slots = self._residency.evict_now(tier, group, min(most, left), last)
+            slots = self._residency.evict_now(tier, group, min(most, left), last, once)
             if not len(slots):
                 break
             gone.append(slots)
             left -= len(slots)
         return np.concatenate(gone) if gone else np.empty(0, np.int32)
 
-    def _may_go(self, tier: int, group: int, column: int) -> int:
+    def _next(self, column: int, claim: Claim) -> tuple[int | None, int]:
+        """The stamp of the next victim, None where nothing can go; and the node that it is of,
+        where tenants are told apart.
+        """
+        shares = self._residency.shares
+        if shares is None:
+            return self._tree.next_victim(column), 0
+        head = shares.head(column, claim)
+        return (None, 0) if head is None else (head.stamp, head.node)
+
+    def _may_go(self, tier: int, group: int, column: int, node: int) -> int:
         """How many blocks of the next victim's node may be evicted; 0: its copies have begun and
         another is next; -1: it has to wait.
         """
-        at, first, count = self._heads.of(column, self._residency.root_keys)
+        at, first, count = self._heads.of(column, self._residency.root_keys, node)
         dirty = self._dirty(at, tier, group, first, count)
         if self._residency.rules[group].everywhere:
             dirty = dirty[::-1]  # a leaf goes from its end, a window from its front

@@ -76,6 +76,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     rig: Rig
     rig_type = Rig
+    spaces: tuple[Namespace | None, ...] = NAMESPACES  # of a storm
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +287,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def step(self, rng: random.Random) -> None:
         """One step, drawn with the weights of real traffic."""
-        number, space = rng.randrange(1 << 16), rng.choice(NAMESPACES)
+        number, space = rng.randrange(1 << 16), rng.choice(self.spaces)
         more = rng.choices(TOKENS, k=rng.randint(0, 3))
         length = rng.randint(1, min(24, 7 * self.rig.cache.page_tokens))
         tokens = [*rng.choice(STORIES)[:length], *more]

@@ -46,7 +46,13 @@ def memory_storm(
 
 
 def disk_storm(
-    machine: DiskMachine, rng: random.Random, seed: int, steps: int, *, mixed: bool = False
+    machine: DiskMachine,
+    rng: random.Random,
+    seed: int,
+    steps: int,
+    *,
+    mixed: bool = False,
+    at_end: Callable[[], None] = _nothing,
 ) -> None:
     """A storm over a real host and a real disk, which is closed and opened now and then."""
     machine.begin(
@@ -62,7 +68,7 @@ def disk_storm(
         if rng.random() < REOPENS:
             machine.reopen()
 
-    _blow(machine, rng, seed, steps, before=reopen)
+    _blow(machine, rng, seed, steps, before=reopen, at_end=at_end)
 
 
 def _blow(

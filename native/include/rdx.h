@@ -451,6 +451,54 @@ void rdx_policy_yield(rdx_tree *tree);
  * many. Cost: the blocks freed. */
 int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots,
               uint8_t *ids, uint32_t *freed);
+/* ---------------------------------------------------------------- tenants (tenants.c)
+ * Each root is of one tenant, a number from 0 on. Where room is needed in a column, what goes next
+ * is the head of the order of the tenant that stands furthest above its share: that has most bytes
+ * in the pool for its weight, what is reserved for it included. What is dead goes before that, of
+ * whichever tenant. Other policies than the order of last use know no tenants. */
+#define RDX_ANYBODY 0xffffffff
+#define RDX_OWN 1  /* only the tenant's own blocks */
+#define RDX_ONCE 2 /* of one node at most */
+/* Makes a tree without pages tell tenants apart; all its roots are of tenant 0 until they are
+ * assigned. sizes[c]: bytes of a block of column c, below 2^40; pools[c]: the least column that
+ * shares its bytes with c (c: none does). RDX_EARG: it has pages, or a policy, or does so already.
+ */
+int rdx_tenants_enable(rdx_tree *tree, const uint64_t *sizes, const uint32_t *pools);
+/* The terms of a tenant, from now on; the next number (as many as there are) makes a new one.
+ * floors[p]: bytes of pool p (the number of its least column) that it keeps whoever else needs
+ * room. Cost: O(log tenants) for each column. */
+int rdx_tenant_set(rdx_tree *tree, uint32_t tenant, uint64_t weight, const uint64_t *floors);
+/* Whose a root is. RDX_EPINNED: it has pages. */
+int rdx_root_assign(rdx_tree *tree, rdx_handle root, uint32_t tenant);
+/* Slots of a column that are taken for a tenant, or given back, and hold no block of the tree. */
+int rdx_tenant_reserve(rdx_tree *tree, uint32_t tenant, uint32_t column, int64_t more);
+typedef struct rdx_tenant_stats {
+    uint64_t resident;
+    uint64_t protected_blocks;
+    uint64_t reserved;
+    uint64_t evicted;    /* blocks, ever */
+    uint64_t pool_bytes; /* of all columns of the pool, what is reserved included */
+} rdx_tenant_stats;
+int rdx_tenant_get_stats(const rdx_tree *tree, uint32_t tenant, uint32_t column,
+                         rdx_tenant_stats *out);
+typedef struct rdx_tenant_head {
+    rdx_handle node; /* 0: nothing can go */
+    rdx_handle root;
+    uint64_t stamp; /* as rdx_evict_peek */
+    uint64_t pool_bytes;
+    uint64_t weight;
+    uint32_t tenant;
+    uint32_t above; /* 1: it has a block more than its floor */
+} rdx_tenant_head;
+/* What goes next of a column where room is made for a tenant (RDX_ANYBODY: for nobody in
+ * particular, whom no floor hinders), or with RDX_OWN of its own blocks. */
+int rdx_tenant_peek(rdx_tree *tree, uint32_t column, uint32_t tenant, uint32_t how,
+                    rdx_tenant_head *out);
+/* As rdx_evict for a tenant, one block after the other; roots as in rdx_flat_evict, or NULL. */
+int rdx_tenant_evict(rdx_tree *tree, uint32_t column, uint32_t tenant, uint32_t how, uint32_t n,
+                     uint64_t upto, int32_t *slots, uint8_t *ids, rdx_handle *roots,
+                     uint32_t *freed);
+
 /* Gives up what lies behind page `first` of the path to `at` in one column, from the end upwards,
  * as far as no pin and no child with data stands on it. slots, ids: room for the pages; *freed
  * tells how many went. Cost: the blocks freed. */

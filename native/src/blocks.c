@@ -71,8 +71,7 @@ static void put_blocks(rdx_tree *t, uint32_t i, uint32_t column, uint32_t p, uin
     } else {
         rdx_policy_resident(t, i, column, n);
     }
-    t->lists[column].resident += n;
-    t->lists[column].shielded += pinned;
+    rdx_count(t, i, column, n, pinned);
 }
 
 /* Pages [lo, p] below the interval of node i, the last first. */
@@ -230,7 +229,7 @@ static void drop_in_node(rdx_tree *t, uint32_t i, uint32_t column, uint32_t a, u
     for (uint32_t at = end; at > first; at -= b) {
         give(t, x, column, at - b, out);
     }
-    t->lists[column].resident -= (end - first) / b;
+    rdx_count(t, i, column, -(int64_t)((end - first) / b), 0);
     uint32_t begin = rdx_block_begin(g, first);
     uint32_t behind = end - b + 1;
     if (begin > k->lo && behind < k->hi) {

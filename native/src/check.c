@@ -243,10 +243,11 @@ static int check_cells(const report *r, uint32_t i, order_list *sums) {
     return RDX_OK;
 }
 
-/* One of the two lists of column c. */
-static int check_order(const report *r, uint32_t c, uint32_t which, const order_list *sum) {
+/* One of the two lists of column c and a tenant; adds to *standing how many it holds. */
+static int check_order(const report *r, uint32_t c, uint32_t which, uint32_t tenant,
+                       uint64_t *standing) {
     const rdx_tree *t = r->t;
-    const order_list *l = &t->lists[which];
+    const order_list *l = &t->lists[(size_t)tenant * 2 * t->columns + which];
     uint64_t count = 0;
     uint64_t stamp = 0;
     uint32_t start = 0;
@@ -254,7 +255,8 @@ static int check_order(const report *r, uint32_t c, uint32_t which, const order_
     for (uint32_t i = l->head; i != NIL; i = cell_at(t, i, c)->next) {
         uint32_t listed = which == c ? LISTED_LIVE : LISTED_DEAD;
         if (!is_live(t, i) || cell_at(t, i, c)->listed != listed ||
-            cell_at(t, i, c)->prev != prev || ++count > t->live_nodes) {
+            cell_at(t, i, c)->prev != prev || rdx_tenant_of(t, i) != tenant ||
+            ++count > t->live_nodes) {
             return broken(r, "I18: list %u is broken at node %u", which, i);
         }
         bool tie = cell_at(t, i, c)->stamp == stamp && is_sparse(t, c);
@@ -265,19 +267,55 @@ static int check_order(const report *r, uint32_t c, uint32_t which, const order_
         start = node_at(t, i)->start;
         prev = i;
     }
-    if (l->tail != prev || count != l->listed || count != sum->listed) {
-        return broken(r, "I18: list %u holds %u nodes, %u say that they stand in it", which,
-                      (uint32_t)count, (uint32_t)sum->listed);
+    *standing += count;
+    if (l->tail != prev || count != l->listed) {
+        return broken(r, "I18: list %u holds %u nodes and counts %u", which, (uint32_t)count,
+                      (uint32_t)l->listed);
     }
     return RDX_OK;
+}
+
+/* All of them, of one kind; sum: of the nodes that say that they stand in one. */
+static int check_orders(const report *r, uint32_t c, uint32_t which, const order_list *sum) {
+    uint64_t standing = 0;
+    for (uint32_t tenant = 0; tenant < rdx_tenants_known(r->t); tenant++) {
+        int status = check_order(r, c, which, tenant, &standing);
+        if (status != RDX_OK) {
+            return status;
+        }
+    }
+    if (standing != sum->listed) {
+        return broken(r, "I18: list %u holds %u nodes, %u say that they stand in it", which,
+                      (uint32_t)standing, (uint32_t)sum->listed);
+    }
+    return RDX_OK;
+}
+
+/* I12, I17: what tenants have, and whose turn it is. */
+static int check_tenants(const report *r, uint32_t c) {
+    const rdx_tree *t = r->t;
+    if (!t->tenants) {
+        return RDX_OK;
+    }
+    uint64_t *sums = rdx_calloc((size_t)rdx_tenants_known(t) * 2, sizeof(*sums));
+    if (!sums) {
+        return RDX_ENOMEM;
+    }
+    uint32_t whose = 0;
+    const char *fault = rdx_tenant_fault(t, c, sums, &whose);
+    rdx_free_mem(sums);
+    return fault ? broken(r, "I12: column %u: tenant %u %s", c, whose, fault) : RDX_OK;
 }
 
 static int check_list(const report *r, uint32_t c, const order_list *sums) {
     const rdx_tree *t = r->t;
     const order_list *l = &t->lists[c];
-    int status = check_order(r, c, c, &sums[c]);
+    int status = check_orders(r, c, c, &sums[c]);
     if (status == RDX_OK) {
-        status = check_order(r, c, t->columns + c, &sums[t->columns + c]);
+        status = check_orders(r, c, t->columns + c, &sums[t->columns + c]);
+    }
+    if (status == RDX_OK) {
+        status = check_tenants(r, c);
     }
     if (status == RDX_OK && (l->resident != sums[c].resident || l->shielded != sums[c].shielded)) {
         return broken(r, "I12: column %u counts %u blocks and %u protected, the tree has %u and %u",

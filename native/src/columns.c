@@ -155,12 +155,12 @@ static void on_protect(void *self, uint32_t i, int shield) {
         cell *k = cell_at(t, i, c);
         uint32_t held = rdx_entries(node_at(t, i), rule_of(t, c), k->lo, k->hi);
         if (shield == SHIELD_ON) {
-            l->shielded += held;
+            rdx_count(t, i, c, 0, held);
             rdx_list_remove(t, i, c);
             continue;
         }
         l->below = shield == SHIELD_OFF_END ? 0 : l->below;
-        l->shielded -= held;
+        rdx_count(t, i, c, 0, -(int64_t)held);
         if (held && (k->kids == 0 || k->stamp > l->below)) {
             uint64_t stamp = k->stamp ? k->stamp : l->below;
             rdx_list_sorted(t, i, c, stamp ? stamp : t->clock);
@@ -308,8 +308,7 @@ static uint32_t attach_node(rdx_tree *t, uint32_t i, uint32_t column, const part
         copy_slots(k, p->have, p->a, p->b, p->canonical);
     }
     if (got) {
-        t->lists[column].resident += got;
-        t->lists[column].shielded += x->protect ? got : 0;
+        rdx_count(t, i, column, got, x->protect ? got : 0);
         if (!before) {
             rdx_kids_add(t, x->parent, column, true);
             k->stamp = rdx_newest_stamp(t, i);
@@ -505,8 +504,7 @@ int32_t rdx_drop_page(rdx_tree *t, uint32_t i, uint32_t column, uint32_t page) {
         k->lo = at + 1;
     }
     bool pinned = is_sparse(t, column) ? pins_at(t, x, t->group_of[column])[at] != 0 : x->protect;
-    t->lists[column].resident--;
-    t->lists[column].shielded -= pinned;
+    rdx_count(t, i, column, -1, -(int64_t)pinned);
     rdx_policy_resident(t, i, column, -1);
     if (k->hi <= k->lo) {
         rdx_cell_empty(t, i, column);
@@ -545,6 +543,7 @@ void rdx_column_get_stats(const rdx_tree *t, uint32_t column, rdx_column_stats *
     if (column < t->columns) {
         const order_list *l = &t->lists[column];
         uint64_t listed = l->listed + t->lists[t->columns + column].listed;
+        listed = t->tenants ? rdx_tenants_listed(t, column) : listed;
         *out = (rdx_column_stats){l->resident, l->shielded, listed};
     }
 }

@@ -282,24 +282,5 @@ int rdx_flat_attach(rdx_tree *t, const rdx_handle *nodes, uint32_t n, uint32_t c
 
 int rdx_flat_evict(rdx_tree *t, uint32_t column, uint32_t n, int32_t *slots, uint8_t *ids,
                    rdx_handle *roots, uint32_t *freed) {
-    *freed = 0;
-    if (column >= t->columns) {
-        return RDX_EARG;
-    }
-    uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
-    while (*freed < n) {
-        uint32_t i = rdx_next_victim(t, column); /* all are leaves of one page */
-        if (i == NIL) {
-            break;
-        }
-        roots[*freed] = handle_of(t, node_at(t, i)->root);
-        uint32_t one;
-        int status =
-            rdx_evict(t, column, 1, UINT64_MAX, slots + *freed, ids + (size_t)*freed * width, &one);
-        if (status != RDX_OK || one == 0) {
-            return status;
-        }
-        (*freed)++;
-    }
-    return RDX_OK;
+    return rdx_evict_for(t, column, FOR_ANYBODY, false, n, UINT64_MAX, slots, ids, roots, freed);
 }

@@ -19,7 +19,7 @@ static uint32_t list_of(const rdx_tree *t, uint32_t i, uint32_t column) {
 
 static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, uint32_t prev,
                          uint32_t next) {
-    order_list *l = &t->lists[which];
+    order_list *l = rdx_list_of(t, i, which);
     cell *c = cell_at(t, i, column);
     c->prev = prev;
     c->next = next;
@@ -35,6 +35,9 @@ static void link_between(rdx_tree *t, uint32_t i, uint32_t column, uint32_t whic
         cell_at(t, next, column)->prev = i;
     }
     l->listed++;
+    if (t->tenants) {
+        rdx_tenant_listed(t, i, column, which, true);
+    }
     if (t->policy && which == column) {
         rdx_policy_listed(t, i, column);
     }
@@ -48,7 +51,8 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
     if (t->policy && c->listed == LISTED_LIVE) {
         rdx_policy_unlisted(t, i, column);
     }
-    order_list *l = &t->lists[c->listed == LISTED_DEAD ? t->columns + column : column];
+    uint32_t which = c->listed == LISTED_DEAD ? t->columns + column : column;
+    order_list *l = rdx_list_of(t, i, which);
     if (c->prev == NIL) {
         l->head = c->next;
     } else {
@@ -61,6 +65,9 @@ void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column) {
     }
     c->listed = 0;
     l->listed--;
+    if (t->tenants) {
+        rdx_tenant_listed(t, i, column, which, false);
+    }
 }
 
 static uint32_t listed_in(uint32_t column, uint32_t which) {
@@ -73,7 +80,7 @@ void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp) {
     which = c->listed ? which : list_of(t, i, column);
     rdx_list_remove(t, i, column);
     c->stamp = stamp;
-    link_between(t, i, column, which, t->lists[which].tail, NIL);
+    link_between(t, i, column, which, rdx_list_of(t, i, which)->tail, NIL);
 }
 
 #define MOST_HOPS 8
@@ -89,14 +96,16 @@ static bool is_newer(const rdx_tree *t, uint32_t a, uint32_t column, uint64_t st
  * or what stood before that. A hint, that may lead anywhere in the list. */
 static uint32_t near_place(const rdx_tree *t, uint32_t i, uint32_t column, uint32_t which) {
     uint32_t listed = listed_in(column, which);
+    uint32_t whose = rdx_tenant_of(t, i);
     const cell *c = cell_at(t, i, column);
-    if (c->next < t->node_used && cell_at(t, c->next, column)->listed == listed) {
+    if (c->next < t->node_used && cell_at(t, c->next, column)->listed == listed &&
+        rdx_tenant_of(t, c->next) == whose) {
         return c->next;
     }
     for (uint32_t hops = 0; hops < MOST_HOPS && c->prev < t->node_used; hops++) {
         uint32_t near = c->prev;
         c = cell_at(t, near, column);
-        if (c->listed == listed) {
+        if (c->listed == listed && rdx_tenant_of(t, near) == whose) {
             return near;
         }
     }
@@ -108,8 +117,9 @@ static uint32_t near_place(const rdx_tree *t, uint32_t i, uint32_t column, uint3
 static void put_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, uint64_t stamp) {
     rdx_list_remove(t, i, column);
     uint32_t start = node_at(t, i)->start;
-    uint32_t before = t->lists[which].tail;
-    uint32_t after = t->lists[which].head;
+    const order_list *l = rdx_list_of(t, i, which);
+    uint32_t before = l->tail;
+    uint32_t after = l->head;
     uint32_t near = near_place(t, i, column, which);
     while (before != NIL && is_newer(t, before, column, stamp, start)) {
         if (is_newer(t, after, column, stamp, start)) {
@@ -129,7 +139,7 @@ static void put_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which,
         after = cell_at(t, after, column)->next;
     }
     cell_at(t, i, column)->stamp = stamp;
-    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
+    uint32_t next = before == NIL ? l->head : cell_at(t, before, column)->next;
     link_between(t, i, column, which, before, next);
 }
 
@@ -145,7 +155,8 @@ void rdx_list_after(rdx_tree *t, uint32_t i, uint32_t column, uint32_t before, u
     }
     rdx_list_remove(t, i, column);
     cell_at(t, i, column)->stamp = stamp;
-    uint32_t next = before == NIL ? t->lists[which].head : cell_at(t, before, column)->next;
+    const order_list *l = rdx_list_of(t, i, which);
+    uint32_t next = before == NIL ? l->head : cell_at(t, before, column)->next;
     link_between(t, i, column, which, before, next);
 }
 
@@ -167,7 +178,7 @@ void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, ui
 }
 
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column) {
-    uint32_t head = t->lists[list_of(t, i, column)].head;
+    uint32_t head = rdx_list_of(t, i, list_of(t, i, column))->head;
     uint64_t stamp = head == NIL ? t->clock : cell_at(t, head, column)->stamp;
     rdx_list_after(t, i, column, NIL, stamp);
 }
@@ -284,7 +295,10 @@ int rdx_touch(rdx_tree *t, rdx_cursor at) {
 
 /* The next victim: what is dead, else the oldest leaf. Inner nodes at the head are unlinked: their
  * leaves are newer, and hand their stamps on. */
-uint32_t rdx_next_victim(rdx_tree *t, uint32_t column) {
+uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom) {
+    if (t->tenants) {
+        return rdx_tenant_victim(t, column, for_whom);
+    }
     if (t->lists[t->columns + column].head != NIL) {
         return t->lists[t->columns + column].head;
     }
@@ -295,8 +309,12 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column) {
 }
 
 uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column) {
+    return rdx_oldest_of(t, &t->lists[column], column);
+}
+
+uint32_t rdx_oldest_of(rdx_tree *t, const order_list *l, uint32_t column) {
     for (;;) {
-        uint32_t i = t->lists[column].head;
+        uint32_t i = l->head;
         if (i == NIL || is_sparse(t, column) || cell_at(t, i, column)->kids == 0) {
             return i;
         }
@@ -369,7 +387,7 @@ static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     uint32_t taken = is_sparse(t, column) ? take_front(t, i, column, n, slots, ids, width)
                                           : take_end(t, i, column, n, slots, ids, width);
-    t->lists[column].resident -= taken;
+    rdx_count(t, i, column, -(int64_t)taken, 0);
     rdx_policy_resident(t, i, column, -(int64_t)taken);
     if (cell_at(t, i, column)->hi == cell_at(t, i, column)->lo) {
         rdx_cell_empty(t, i, column);
@@ -380,27 +398,46 @@ static uint32_t take(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n, int32
     return taken;
 }
 
-int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots, uint8_t *ids,
-              uint32_t *freed) {
+int rdx_evict_for(rdx_tree *t, uint32_t column, claim for_whom, bool once, uint32_t n,
+                  uint64_t upto, int32_t *slots, uint8_t *ids, rdx_handle *roots, uint32_t *freed) {
     *freed = 0;
     if (column >= t->columns) {
         return RDX_EARG;
     }
     uint32_t width = t->key_bytes ? t->key_bytes : t->page_bytes;
     while (*freed < n) {
-        uint32_t i = rdx_next_victim(t, column);
+        uint32_t i = rdx_next_victim(t, column, for_whom);
         const cell *c = i == NIL ? NULL : cell_at(t, i, column);
         if (!c || (c->listed == LISTED_LIVE && c->stamp > upto)) {
             break;
         }
+        uint32_t most = roots ? 1 : n - *freed;
+        most = t->tenants ? rdx_tenant_turn(t, i, column, for_whom, most) : most;
         if (t->policy && c->listed == LISTED_LIVE) {
-            rdx_policy_going(t, i, column, n - *freed);
+            rdx_policy_going(t, i, column, most);
         }
-        *freed += take(t, i, column, n - *freed, slots + *freed,
-                       ids ? ids + (size_t)*freed * width : NULL);
+        uint32_t whose = rdx_tenant_of(t, i);
+        rdx_handle root = roots ? handle_of(t, node_at(t, i)->root) : 0;
+        uint32_t taken =
+            take(t, i, column, most, slots + *freed, ids ? ids + (size_t)*freed * width : NULL);
+        for (uint32_t k = 0; roots && k < taken; k++) {
+            roots[*freed + k] = root;
+        }
+        if (t->tenants) {
+            rdx_tenant_evicted(t, whose, column, taken);
+        }
+        *freed += taken;
         rdx_trim(t, i);
+        if (once) {
+            break;
+        }
     }
     return RDX_OK;
+}
+
+int rdx_evict(rdx_tree *t, uint32_t column, uint32_t n, uint64_t upto, int32_t *slots, uint8_t *ids,
+              uint32_t *freed) {
+    return rdx_evict_for(t, column, FOR_ANYBODY, false, n, upto, slots, ids, NULL, freed);
 }
 
 static int forget_sparse(rdx_tree *t, uint32_t i, uint32_t pages, uint32_t first, uint32_t column,
@@ -452,7 +489,7 @@ int rdx_forget(rdx_tree *t, rdx_cursor at, uint32_t first, uint32_t column, int3
 }
 
 uint64_t rdx_evict_peek(rdx_tree *t, uint32_t column) {
-    uint32_t i = column < t->columns ? rdx_next_victim(t, column) : NIL;
+    uint32_t i = column < t->columns ? rdx_next_victim(t, column, FOR_ANYBODY) : NIL;
     if (i == NIL) {
         return UINT64_MAX;
     }
@@ -465,8 +502,10 @@ int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_
     if (column >= t->columns) {
         return RDX_EARG;
     }
-    for (uint32_t dead = 2; dead-- > 0;) {
-        uint32_t i = t->lists[column + (dead ? t->columns : 0)].head;
+    for (uint32_t k = 2 * rdx_tenants_known(t); k-- > 0;) {
+        bool dead = k >= rdx_tenants_known(t);
+        uint32_t tenant = rdx_tenants_known(t) - 1 - k % rdx_tenants_known(t);
+        uint32_t i = t->lists[(tenant * 2 + dead) * t->columns + column].head;
         uint32_t next = dead ? NIL : rdx_policy_next(t, column);
         if (next != NIL && *n < max) {
             out[(*n)++] = handle_of(t, next);

@@ -28,7 +28,7 @@ static void shield(rdx_tree *t, uint32_t i, uint32_t g, uint32_t a, uint32_t e, 
         uint32_t lo = k->lo > a ? k->lo : a;
         uint32_t hi = k->hi < e ? k->hi : e;
         uint32_t held = rdx_entries(node_at(t, i), &t->rules[g], lo, hi);
-        t->lists[c].shielded += on ? held : -(uint64_t)held;
+        rdx_count(t, i, c, 0, on ? (int64_t)held : -(int64_t)held);
         rdx_settle(t, i, c, next[tier]);
         next[tier] = k->listed ? i : next[tier];
     }

@@ -471,6 +471,7 @@ void rdx_tree_free(rdx_tree *t) {
     rdx_arena_free(&t->arena);
     rdx_policy_free(t);
     rdx_columns_free(t);
+    rdx_tenants_free(t);
     rdx_free_mem(t->nodes);
     rdx_free_mem(t->table);
     rdx_free_mem(t->leases);
@@ -494,7 +495,8 @@ void rdx_tree_get_stats(const rdx_tree *t, rdx_tree_stats *out) {
         .bytes = rdx_room_bytes(t) + (uint64_t)t->node_cap * sizeof(node) +
                  (uint64_t)t->table_cap * sizeof(entry) +
                  (uint64_t)t->cell_nodes * t->columns * sizeof(cell) +
-                 (uint64_t)t->lease_cap * sizeof(lease_slot) + rdx_policy_bytes(t),
+                 (uint64_t)t->lease_cap * sizeof(lease_slot) + rdx_policy_bytes(t) +
+                 rdx_tenants_bytes(t),
         .roots = t->roots,
         .leases = t->live_leases,
         .clock = t->clock,

@@ -35,7 +35,7 @@ typedef struct node { /* 64 bytes */
     uint32_t start;   /* pages before this edge */
     uint32_t protect; /* own pins + protected children */
     uint32_t root;
-    uint32_t hash;     /* of (parent, first page), as in the child table */
+    uint32_t hash;     /* of (parent, first page), as in the child table; of a root: its tenant */
     uint32_t buf_next; /* nodes of one buffer, a ring */
     uint32_t buf_prev;
     buffer *buf;
@@ -153,7 +153,10 @@ struct rdx_tree {
     /* columns and order */
     cell *cells; /* [node * columns + column] */
     uint32_t cell_nodes;
-    order_list *lists; /* [column] what a hit may need, [columns + column] what is dead */
+    /* [column] what a hit may need, [columns + column] what is dead; so many for each tenant, of
+     * which the first hold the sums of all */
+    order_list *lists;
+    struct tenants *tenants; /* NULL: all roots are of one */
     uint64_t clock;
     struct policy_state *policy; /* NULL: the order of last use alone */
     bool uncounted;              /* what comes and is stamped now is no use */
@@ -391,6 +394,47 @@ void rdx_review(rdx_tree *t, uint32_t i);
  */
 void rdx_review_path(rdx_tree *t, uint32_t i, uint32_t first);
 
+/* ---- tenants.c: whose blocks are whose. Nothing of it runs where tenants are not told apart. */
+static inline uint32_t rdx_tenant_of(const rdx_tree *t, uint32_t i) {
+    return t->tenants ? t->nodes[t->nodes[i].root].hash : 0;
+}
+/* The list of node i's tenant: `which` is column, or columns + column. */
+static inline order_list *rdx_list_of(const rdx_tree *t, uint32_t i, uint32_t which) {
+    return &t->lists[(size_t)rdx_tenant_of(t, i) * 2 * t->columns + which];
+}
+/* One node more, or less, stands in the list; told when it does. */
+void rdx_tenant_listed(rdx_tree *t, uint32_t i, uint32_t column, uint32_t which, bool more);
+void rdx_tenant_count(rdx_tree *t, uint32_t i, uint32_t column, int64_t held, int64_t shielded);
+/* Blocks of node i's column came or went; of these so many are protected. */
+static inline void rdx_count(rdx_tree *t, uint32_t i, uint32_t column, int64_t held,
+                             int64_t shielded) {
+    t->lists[column].resident += (uint64_t)held;
+    t->lists[column].shielded += (uint64_t)shielded;
+    if (t->tenants) {
+        rdx_tenant_count(t, i, column, held, shielded);
+    }
+}
+/* For whom room is made: `tenant`, of whose blocks alone if `own`; NIL: for nobody in particular,
+ * and no floor hinders it. */
+typedef struct claim {
+    uint32_t tenant;
+    bool own;
+} claim;
+#define FOR_ANYBODY ((claim){NIL, false})
+/* The node of which blocks go next for a claim, or NIL. Where tenants are told apart only. */
+uint32_t rdx_tenant_victim(rdx_tree *t, uint32_t column, claim for_whom);
+/* So many blocks of that node, at most n, go before it is somebody else's turn. */
+uint32_t rdx_tenant_turn(const rdx_tree *t, uint32_t i, uint32_t column, claim for_whom,
+                         uint32_t n);
+void rdx_tenant_evicted(rdx_tree *t, uint32_t tenant, uint32_t column, uint32_t n);
+uint64_t rdx_tenants_listed(const rdx_tree *t, uint32_t column);
+uint64_t rdx_tenants_bytes(const rdx_tree *t);
+uint32_t rdx_tenants_known(const rdx_tree *t); /* 1 where they are not told apart */
+void rdx_tenants_free(rdx_tree *t);
+/* What is wrong with the sums and queues of a column, and of which tenant; NULL: nothing.
+ * `sums`: room for two counts a tenant. */
+const char *rdx_tenant_fault(const rdx_tree *t, uint32_t column, uint64_t *sums, uint32_t *whose);
+
 /* ---- order.c */
 void rdx_list_tail(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 void rdx_list_remove(rdx_tree *t, uint32_t i, uint32_t column);
@@ -406,9 +450,15 @@ void rdx_list_sorted(rdx_tree *t, uint32_t i, uint32_t column, uint64_t stamp);
 void rdx_list_before(rdx_tree *t, uint32_t i, uint32_t column, uint32_t next, uint64_t stamp,
                      uint32_t listed);
 /* The node of which blocks go next, or NIL. */
-uint32_t rdx_next_victim(rdx_tree *t, uint32_t column);
+uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom);
+/* Evicts for a claim; `once`: of one node, and no more than are its turn. roots (or NULL): of the
+ * namespaces; then ids are wanted, too, and nodes hold one page. */
+int rdx_evict_for(rdx_tree *t, uint32_t column, claim for_whom, bool once, uint32_t n,
+                  uint64_t upto, int32_t *slots, uint8_t *ids, rdx_handle *roots, uint32_t *freed);
 /* The leaf that was used longest ago and is not dead (where groups are not full: node), or NIL. */
 uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column);
+/* The same of one list of a column. */
+uint32_t rdx_oldest_of(rdx_tree *t, const order_list *l, uint32_t column);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
