@@ -143,8 +143,18 @@ def reserve_all(
     residency: Residency, counts: Sequence[int], root: int | None = None
 ) -> list[Slots]:
     """``counts[group]`` slots of the first tier in every group, or none at all (R4): where one
-    group is short, nothing of another is evicted for it. ``root``: for whose tenant.
+    group is short, nothing of another is evicted for it. What is only kept gives way. ``root``: for
+    whose tenant.
     """
+    while True:
+        try:
+            return _take_all(residency, counts, root)
+        except CapacityError:
+            if residency.keeper is None or not residency.keeper.give_way(counts):
+                raise
+
+
+def _take_all(residency: Residency, counts: Sequence[int], root: int | None) -> list[Slots]:
     alone = not residency.tiers[0].capability.shares_bytes
     for group, count in enumerate(counts):
         if alone and count and count > residency.available(0, group, root):

@@ -85,6 +85,10 @@ class Agreement:
         """The clock of the rank that is behind, as of the last step: replicas give one time."""
         return self._now
 
+    def watch(self) -> None:
+        """From now on something waits for the clock alone: every poll takes a step."""
+        self._timed = True
+
     def minimum(self, values: Values) -> Values:
         """The element-wise minimum over all ranks. ``ValueError`` for an answer of another shape;
         whatever ``agree`` raises. Cost: one call of it.

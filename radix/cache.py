@@ -29,6 +29,7 @@ from radix.events import BlocksStored, Event
 from radix.finding import Finding
 from radix.gate import Gate
 from radix.groups import Group, Rule, check_groups, rule_of
+from radix.holding import Keeps, common_pages
 from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
 from radix.judging import judge_of
@@ -206,8 +207,10 @@ class PrefixCache(Stepping, Traffic):
         alone = not self.agreement.shared
         self._finding = Finding(self.residency, self.transfers, self._prompts, alone=alone)
         self._ahead = Prefetches(self.transfers, self._finding)
+        self._keeps = Keeps(self.residency, bounds.keep_share, self.transfers.now)
         self._epochs = Epochs(
-            self.residency, self.transfers, self.requests, self._spaces, self._ahead
+            *(self.residency, self.transfers, self.requests, self._spaces, self._ahead),
+            self._keeps,
         )
         self._inserting = Inserting(self.residency, self.transfers, page, align)
 
@@ -299,6 +302,7 @@ class PrefixCache(Stepping, Traffic):
             self._drain()
             self.agreement.tick()
             self.transfers.poll(self._ended)
+            self._keeps.run()
             self.requests.run()
             self._finding.run()
             self._ahead.run()
@@ -336,7 +340,10 @@ class PrefixCache(Stepping, Traffic):
         with self.gate:
             asked = self._prompts.of(prompt, namespace, content)
             match = self._prompts.match(asked, 1)
-            return explain(self.residency, match, asked, self.page_tokens, self.align_tokens)
+            at = Cursor(asked.root, match.node, match.structural_pages)
+            kept = common_pages(self.residency, self._keeps, at, match.hit_pages)
+            terms = (asked, self.page_tokens, self.align_tokens)
+            return explain(self.residency, match, *terms, kept * self.page_tokens)
 
     def resident(self) -> list[BlocksStored]:
         """What lies in which tier now, as the stream of events would have told it: parents before

@@ -198,11 +198,24 @@ class Driven(Serving):
             self._known(group, tier)
             resident = tree_column(tree.capsule, group * tree.tiers + tier)[0]
             slots = self.residency.evict(tier, group, min(wanted, resident))
+            if len(slots) < min(wanted, resident) and tier == 0 and self._shared is not None:
+                slots = self._evict_kept(group, slots, wanted)
             if tier == 0 and self._shared is not None:
                 self._shared.withdraw(group, slots)
             return slots
         finally:
             gate.leave()
+
+    def _evict_kept(self, group: int, gone: Slots, wanted: int) -> Slots:
+        """Evicts what is only kept too, until enough went; all slots that did."""
+        keeper, counts = self.residency.keeper, [0] * len(self.groups)
+        while (short := wanted - len(gone)) > 0 and keeper is not None:
+            counts[group] = self.residency.tiers[0].free_blocks(group) + short
+            if not keeper.give_way(counts):
+                break
+            more = self.residency.evict(0, group, short)
+            gone = np.concatenate((gone, more))
+        return gone
 
     def _known(self, group: int, tier: int = 0) -> None:
         if type(group) is not int or not 0 <= group < len(self.groups):

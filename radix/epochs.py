@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from radix.errors import InvariantError, StaleError
 from radix.events import RequestState
+from radix.holding import Keeps
 from radix.namespaces import Namespaces
 from radix.plan import Cursor
 from radix.prefetching import Prefetches
@@ -39,12 +40,14 @@ class Epochs:
         requests: Requests,
         spaces: Namespaces,
         prefetches: Prefetches,
+        keeps: Keeps,
     ) -> None:
         self._residency = residency
         self._transfers = transfers
         self._requests = requests
         self._spaces = spaces
         self._prefetches = prefetches
+        self._keeps = keeps
         self.begun = False  # a lease may cover what is not there any more
         self._late = False  # jobs of an older epoch are under way
 
@@ -58,6 +61,7 @@ class Epochs:
             self._residency.tiers[tier].renew()
         for item in list(self._prefetches.open.values()):
             self._prefetches.release(item)
+        self._keeps.end_all(RESET)
         for job in self._transfers.jobs.values():
             if job.move.source in tiers or job.move.target in tiers:
                 self._transfers.outdate(job)
@@ -80,6 +84,7 @@ class Epochs:
     def revise(self, revision: str) -> None:
         """Retires what is of the weights before. Requests that run go on by themselves."""
         self._spaces.revise(revision)
+        self._keeps.end_all(RESET, sorted(self._spaces.retired))
         for work in self._requests.works.values():
             if work.at.root in self._spaces.retired:
                 self._requests.ending.outdate(work)
@@ -107,6 +112,7 @@ class Epochs:
     def leases(self) -> int:
         """Leases of the owner's, neither a request's nor a transfer's. Cost: the requests."""
         own = self._requests.ending.leases + self._prefetches.leases + len(self._transfers.jobs)
+        own += self._keeps.leases
         return self._residency.tree.stats().leases - own
 
     # ------------------------------------------------------------ leaving

@@ -14,14 +14,24 @@ class CapacityError(CacheError):
 
     Blocks: ``needed`` were asked for, ``free`` are free, ``evictable`` may go, of which ``clean``
     at once and ``dirty`` only once a copy below is acknowledged; ``leased`` are protected by
-    leases.
+    leases, ``kept`` of them by keeps, which do not give way where that would not be enough.
     """
 
     def __init__(
-        self, what: str, *, needed: int, free: int, evictable: int, leased: int, dirty: int
+        self,
+        what: str,
+        *,
+        needed: int,
+        free: int,
+        evictable: int,
+        leased: int,
+        dirty: int,
+        kept: int = 0,
     ) -> None:
         may_go = f"evictable {evictable}" + (f" ({dirty} of them dirty)" if dirty else "")
-        super().__init__(f"{what}: needed {needed} blocks, free {free}, {may_go}, leased {leased}")
+        pinned = f"leased {leased}" + (f" ({kept} of them by keeps)" if kept else "")
+        super().__init__(f"{what}: needed {needed} blocks, free {free}, {may_go}, {pinned}")
+        self.kept = kept
         self.needed = needed
         self.free = free
         self.evictable = evictable

@@ -16,6 +16,7 @@ import numpy as np
 from radix.flat import FlatCore, Handles
 from radix.flatmoves import FlatTransfers
 from radix.flatresidency import FlatResidency
+from radix.holding import Keeps
 from radix.keysets import FlatLease, names_of
 from radix.plan import Cursor
 from radix.reservations import Reservations
@@ -35,10 +36,12 @@ class FlatEpochs:
         residency: FlatResidency,
         transfers: FlatTransfers,
         reservations: Reservations,
+        keeps: Keeps,
     ) -> None:
         self._residency = residency
         self._transfers = transfers
         self._reservations = reservations
+        self._keeps = keeps
         self.leases: WeakSet[FlatLease] = WeakSet()
         self._fenced: dict[Place, list[Reader]] = {}
 
@@ -52,6 +55,7 @@ class FlatEpochs:
             if job.move.source in tiers or job.move.target in tiers:
                 self._transfers.void(job)
         self._transfers.restart()
+        self._keeps.end_all(RESET)
         if 0 in tiers:
             self._reservations.outdate()
         groups = range(len(self._residency.groups))

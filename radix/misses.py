@@ -77,6 +77,7 @@ def explain(
     prompt: Prompt,
     page_tokens: int,
     align_tokens: int,
+    kept_tokens: int,
 ) -> Explanation:
     """What serves the hit, and why it is not longer. Changes nothing. Cost: the hit."""
     at = Cursor(prompt.root, match.node, match.structural_pages)
@@ -111,6 +112,7 @@ def explain(
         },
         branch_tokens=known * page_tokens if known > hit else 0,
         needs=tuple(needs),
+        kept_tokens=kept_tokens,
     )
 
 

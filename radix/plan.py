@@ -78,7 +78,8 @@ class Explanation:
 
     ``tiers``: tokens of the hit by the tier that would serve them; ``upto``: the hit if only the
     tiers down to this one are read; ``branch_tokens``: where the tree's knowledge ends though some
-    group ends the hit before (0: nowhere); ``needs``: what has to be loaded for the hit.
+    group ends the hit before (0: nowhere); ``needs``: what has to be loaded for the hit;
+    ``kept_tokens``: how much of the hit keeps hold.
     """
 
     prompt_tokens: int
@@ -90,11 +91,13 @@ class Explanation:
     upto: dict[str, int]
     branch_tokens: int
     needs: tuple[Need, ...]
+    kept_tokens: int
 
     def __str__(self) -> str:
         served = ", ".join(f"{tier} {tokens}" for tier, tokens in self.tiers.items())
+        kept = f" ({self.kept_tokens} of them kept)" if self.kept_tokens else ""
         return (
-            f"{self.hit_tokens} of {self.prompt_tokens} tokens hit ({served or 'no tier'}); "
+            f"{self.hit_tokens} of {self.prompt_tokens} tokens hit ({served or 'no tier'}){kept}; "
             f"known {self.structural_tokens}; the rest: {self.reason}"
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from radix.errors import LeaseError, NeverFitsError
+from radix.errors import CapacityError, LeaseError, NeverFitsError
 from radix.flat import FlatCore, Handles
 from radix.flatmoves import FlatTransfers
 from radix.flatplans import offer_of
@@ -91,8 +91,16 @@ class Reservations:
             needed[group] = count
             quotas.check_fits(0, needed, core.root)
         pins = core.lease(guarded[guarded != 0])
+        counts = [0] * len(self._residency.groups)
+        counts[group] = count
         try:
-            return self._residency.reserve(0, group, count, core.root)
+            while True:
+                try:
+                    return self._residency.reserve(0, group, count, core.root)
+                except CapacityError:
+                    keeper = self._residency.keeper
+                    if keeper is None or not keeper.give_way(counts):
+                        raise
         finally:
             core.release(pins, stamp=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,18 @@ CORRUPT = "corrupt"
 NOT_CACHEABLE = "not cacheable"
 RESET = "reset"
 OTHER_REASONS = (CORRUPT, NOT_CACHEABLE, RESET)
+
+
+class Keeper(Protocol):
+    """Who pins what nobody uses now, and gives it up for whoever lacks room."""
+
+    def give_way(self, counts: Sequence[int]) -> bool:
+        """Gives something up where so many blocks a group of the first tier are wanted."""
+        ...
+
+    def kept(self, tier: int, group: int) -> int:
+        """Blocks that are pinned so."""
+        ...
 
 
 class Residency:
@@ -59,6 +72,7 @@ class Residency:
         self.root_keys: dict[int, bytes] = {}
         self.root_names: dict[int, bytes] = {}
         self.evictor: Evictor | None = None  # where not every block may go at once
+        self.keeper: Keeper | None = None
         self.shares: Shares | None = None  # where tenants are told apart
         self.quotas: Quotas | None = None  # there, too
         self._ghosts = np.zeros(GHOSTS, np.uint64) if tree.key_bytes else None
@@ -213,6 +227,7 @@ class Residency:
             evictable=stats.resident - stats.protected + dirty,
             leased=stats.protected - dirty,
             dirty=dirty,
+            kept=0 if self.keeper is None else self.keeper.kept(tier, group),
         )
 
     def dirty(self, tier: int, group: int) -> int:

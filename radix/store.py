@@ -18,11 +18,13 @@ from radix.flat import FlatCore, Handles
 from radix.flatasking import FlatAsking
 from radix.flatepochs import FlatEpochs
 from radix.flatfinding import FlatFinding
+from radix.flatkeeping import keep_keys
 from radix.flatmoves import FlatTransfers
 from radix.flatplans import Offer, offer_of
 from radix.flatresidency import FlatResidency
 from radix.gate import Gate
 from radix.groups import Group, check_groups
+from radix.holding import Keep, Keeps, lasting, most_bytes
 from radix.keys import Namespace
 from radix.keysets import (
     HASHED_BYTES,
@@ -162,7 +164,9 @@ class FlatStore(FlatAsking):
         install(self.residency, self._spaces, shares)
 
     def _open(self, media: tuple[Tier, ...]) -> None:
-        self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations)
+        share = self.transfers.limits.keep_share
+        self._keeps = Keeps(self.residency, share, self.transfers.now)
+        self._epochs = FlatEpochs(self.residency, self.transfers, self._reservations, self._keeps)
         self._probers = {}
         self._finding = FlatFinding(self.residency, self.transfers, self._spaces.names)
         opened: list[Tier] = []
@@ -214,6 +218,31 @@ class FlatStore(FlatAsking):
         if not lease.belongs_to(self.gate):
             raise LeaseError("the lease belongs to another store")
         lease.release()
+
+    def keep(
+        self,
+        keys: object,
+        seconds: float,
+        max_bytes: int | None = None,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+    ) -> Keep:
+        """Holds what is there of the keys, in each tier that has it, for ``seconds`` of the store's
+        clock; of them the first by position, or by order where none is known, whose blocks take at
+        most ``max_bytes``, each counted once.
+
+        All keeps together hold at most ``Limits.keep_share`` of a tier: the oldest end for a new
+        one. They also end, the oldest first, for reservations that would be refused room on their
+        account, and at a reset. Raises ``ValueError``, ``TypeError``. Cost: the keys.
+        """
+        asked, patience = keys_of("keys", keys, self.key_bytes), lasting(seconds, None)
+        most = most_bytes(max_bytes)
+        if positions is not None:
+            asked = asked[deepest_first(positions_of(positions, len(asked)))[::-1]]
+        with self.gate:
+            _, core = self._space(namespace)
+            return keep_keys(self.gate, self._keeps, self.residency, core, asked, patience, most)
 
     def touch(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None
@@ -413,6 +442,7 @@ class FlatStore(FlatAsking):
             self._drain()
             self.transfers.run()
             self._finding.run()
+            self._keeps.run()
             self._epochs.run()
             events = self._events[:]
             self._events.clear()

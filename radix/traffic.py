@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from radix.agreement import Agreement
 from radix.arguments import at_least_one, number_below, prompt_of
 from radix.events import Event
 from radix.facade import Facade
 from radix.finding import Finding
+from radix.holding import Keep, Keeps, PathPin, blocks_of, lasting, length_within, most_bytes
 from radix.keys import Namespace
 from radix.plan import Cursor
 from radix.prefetching import Prefetch, Prefetches
 from radix.prompts import Prompts
 from radix.requests import Requests
+from radix.residency import Residency
 from radix.tier import Slots, Tier, TierMode
 from radix.transfers import Job, Transfers
 from radix.writeback import Room, WriteBack
@@ -26,9 +30,13 @@ from radix.writeback import Room, WriteBack
 MOST_IN_VAIN = 8  # times that a flush offers what was refused, or failed, each time
 
 
+def _nothing() -> None:
+    """Nothing ends with it."""
+
+
 class Traffic(Facade, ABC):
-    """The part of a cache that is about moves. Ahead: ``prefetch``. Ask: ``borrowed``, ``room``.
-    Run: ``flush``.
+    """The part of a cache that is about moves. Ahead: ``prefetch``, ``keep``. Ask: ``borrowed``,
+    ``room``. Run: ``flush``.
     """
 
     page_tokens: int
@@ -37,6 +45,10 @@ class Traffic(Facade, ABC):
     _prompts: Prompts
     _back: WriteBack
     _ahead: Prefetches
+    _keeps: Keeps
+    agreement: Agreement
+    residency: Residency
+    align_tokens: int
     _finding: Finding
 
     @abstractmethod
@@ -73,6 +85,48 @@ class Traffic(Facade, ABC):
             asking = self._finding.ask(asked, match, left) if self._finding.able else None
             item = self._ahead.start(at, match.hit_pages, asking)
             return Prefetch(self.gate, item, self._ahead.release, self.page_tokens)
+
+    def keep(
+        self,
+        tokens: object,
+        seconds: float | None = None,
+        max_bytes: int | None = None,
+        *,
+        steps: int | None = None,
+        namespace: Namespace | None = None,
+        content: object = None,
+        fetch: bool = False,
+    ) -> Keep:
+        """Holds what is cached of a prefix for a time, in each tier that has it: nothing evicts it
+        for ``seconds`` of the cache's clock or ``steps`` told passed, whichever is over first.
+
+        Of the prefix the longest hit is held of which the blocks take at most ``max_bytes``, each
+        counted once. All keeps together hold at most ``Limits.keep_share`` of a tier: the oldest
+        end for a new one. They also end, the oldest first, for requests that would be refused room
+        on their account; nothing else ends them but their time, ``Keep.release`` and a reset.
+        ``fetch``: brings what lies lower up, as ``prefetch``. Where nothing is cached, nothing is
+        held (``Keep.held``). Raises ``ValueError``, ``TypeError``. Cost: the prefix.
+        """
+        prompt, patience = prompt_of(tokens), lasting(seconds, steps)
+        most = most_bytes(max_bytes)
+        with self.gate:
+            if patience.ns is not None:
+                self.agreement.watch()
+            asked = self._prompts.of(prompt, namespace, content)
+            match, residency = self._prompts.match(asked, 0), self.residency
+            at = Cursor(asked.root, match.node, match.structural_pages)
+            step = self.align_tokens // self.page_tokens
+            pages = length_within(self._keeps, residency, at, match.hit_pages, step, most)
+            if not pages:
+                self.residency.metrics.add(("keep", "nothing"))
+                return Keep(self.gate, self._keeps, None, 0, 0)
+            item = self._ahead.start(at, pages) if fetch else None
+            then = partial(self._ahead.release, item) if item is not None else _nothing
+            pin = PathPin(residency, at, pages, then)
+            blocks = blocks_of(residency, pin.slots)
+            hold = self._keeps.enter(asked.root, patience, pin)
+            residency.metrics.add(("keep", "tokens"), pages * self.page_tokens)
+            return Keep(self.gate, self._keeps, hold, pages * self.page_tokens, blocks)
 
     def _ended(self, job: Job, arrived: npt.NDArray[np.bool_]) -> None:
         """A transfer ended, while its pin stands."""

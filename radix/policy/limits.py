@@ -103,7 +103,8 @@ class Limits:
     a block must have been asked for again before it goes down (write_after).
     ``write_budget_bytes_per_day``: what each persistent tier may be given to write, its index
     included, by the clock given (None: no end); in a day never more than that and
-    ``write_burst_bytes`` (None: an hour's share of it).
+    ``write_burst_bytes`` (None: an hour's share of it). ``keep_share``: the part of each tier that
+    keeps may hold at most.
     """
 
     demote_after: Patience = Patience()
@@ -117,6 +118,7 @@ class Limits:
     write_after: int = 1
     write_budget_bytes_per_day: int | None = None
     write_burst_bytes: int | None = None
+    keep_share: float = 0.5
     breaker: Breaker = Breaker()
 
     def __post_init__(self) -> None:
@@ -129,6 +131,11 @@ class Limits:
         _check("write_after", self.write_after, 1)
         if self.write_after >= MOST:
             raise ValueError(f"write_after must be below {MOST}, not {self.write_after}")
+        if isinstance(self.keep_share, bool) or not isinstance(self.keep_share, int | float):
+            kind = type(self.keep_share).__name__
+            raise TypeError(f"keep_share must be a number, not {kind}")
+        if not 0 < self.keep_share <= 1:
+            raise ValueError(f"keep_share must lie in (0, 1], not {self.keep_share}")
         for name in ("demote_after", "drop_after", "load_deadline", "prefetch_deadline"):
             if not isinstance(getattr(self, name), Patience):
                 raise TypeError(f"{name} must be a Patience")
