@@ -1,9 +1,9 @@
 /* density.c: hit_density, the policy that learns. What goes first has the fewest hits to expect for
  * each unit of space and time that it would go on taking; what that is, it learns from when blocks
- * were used again, by how often they were used before and how long ago that was.
+ * were used again, by how long ago that was and how long they had waited for that use.
  *
- *     uses so far (class)    0 | 1 | 2-3 | 4-15 | 16-
- *     time since (bucket)    1 1.5 2 3 4 6 8 12 16 ...     in uses, half an octave each
+ *     waited for the last use (class)    none yet | below 8 | 64 | 512 | longer     in uses
+ *     time since (bucket)                1 1.5 2 3 4 6 8 12 16 ...    half an octave each
  *
  * hits[class][bucket]: blocks that were used at that age; ends: blocks of which nothing more will
  * be known; the ring: blocks that are still waited for. Of these three follows the chance h of a
@@ -66,9 +66,13 @@ static ghosts *gone_of(const rdx_tree *t, uint32_t column) {
     return &t->policy->columns[column].gone[0];
 }
 
-static uint32_t class_of(uint32_t uses) {
-    return uses < 2 ? uses : uses < 4 ? 2 : uses < 16 ? 3 : 4;
+/* The class of what is used after it waited that long; 0 is of what was not used yet. */
+static uint32_t class_after(uint64_t wait) {
+    return wait < 8 ? 1 : wait < 64 ? 2 : wait < 512 ? 3 : 4;
 }
+
+/* A mark has its class for a key: nothing is ordered by it. */
+static uint32_t class_of(const mark *m) { return (uint32_t)m->key; }
 
 static uint32_t bucket_of(uint64_t age) {
     age = age ? age : 1;
@@ -228,8 +232,8 @@ static void learn(struct density *d, uint64_t now) {
     d->learned = now;
 }
 
-static void hit(struct density *d, uint32_t uses, uint64_t last, uint64_t now, uint32_t n) {
-    d->hits[class_of(uses)][bucket_of(now - last)] += n;
+static void hit(struct density *d, uint32_t class, uint64_t last, uint64_t now, uint32_t n) {
+    d->hits[class][bucket_of(now - last)] += n;
     d->total -= lru_holds(d, last) ? n : 0;
     d->won -= lru_holds(d, last) ? n : 0;
 }
@@ -237,8 +241,8 @@ static void hit(struct density *d, uint32_t uses, uint64_t last, uint64_t now, u
 /* ---------------------------------------------------------------- what went */
 static void expect_no_more(struct density *d, ghost run, uint64_t now) {
     if (run.pages) {
-        d->ends[class_of(run.uses)][bucket_of(now - run.last)] += run.pages;
-        wait_for(d, class_of(run.uses), run.last, run.pages, false);
+        d->ends[run.class][bucket_of(now - run.last)] += run.pages;
+        wait_for(d, run.class, run.last, run.pages, false);
     }
 }
 
@@ -249,36 +253,36 @@ static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) 
     ghost run = rdx_ghost_of(t, i, column, n);
     ghost old = rdx_ghosts_take(gone, run.key);
     if (old.pages) {
-        wait_for(d, class_of(old.uses), old.last, old.pages, false);
+        wait_for(d, old.class, old.last, old.pages, false);
     }
     run.last = m->last;
-    run.uses = m->uses;
+    run.class = class_of(m);
     expect_no_more(d, rdx_ghosts_push(gone, run), t->clock);
-    wait_for(d, class_of(m->uses), m->last, run.pages, true);
+    wait_for(d, class_of(m), m->last, run.pages, true);
     while (gone->blocks > HISTORY * d->room) {
         expect_no_more(d, rdx_ghosts_shift(gone), t->clock);
     }
 }
 
-/* What of node i, from its first page on, went not long ago: would have been hits. The uses that
- * the last of it had, NIL if nothing is known. */
-static uint32_t recall(rdx_tree *t, uint32_t i, uint32_t column) {
+/* What of node i, from its first page on, went not long ago: would have been hits. The last run of
+ * it, without pages if nothing is known. */
+static ghost recall(rdx_tree *t, uint32_t i, uint32_t column) {
     struct density *d = density_of(t, column);
     const cell *k = cell_at(t, i, column);
     uint32_t width = rdx_width(rule_of(t, column));
-    uint32_t uses = NIL;
+    ghost known = {0};
     for (uint64_t p = k->lo; p < k->hi;) {
         ghost run = rdx_ghosts_take(gone_of(t, column), rdx_ghost_key(t, i, (uint32_t)p));
         if (!run.pages) {
             break;
         }
         uint32_t left = (k->hi - (uint32_t)p) / width;
-        hit(d, run.uses, run.last, t->clock, run.pages < left ? run.pages : left);
-        wait_for(d, class_of(run.uses), run.last, run.pages, false);
-        uses = run.uses;
+        hit(d, run.class, run.last, t->clock, run.pages < left ? run.pages : left);
+        wait_for(d, run.class, run.last, run.pages, false);
+        known = run;
         p += (uint64_t)run.pages * width;
     }
-    return uses;
+    return known;
 }
 
 /* ---------------------------------------------------------------- the guard */
@@ -290,7 +294,8 @@ static void end_window(struct density *d, uint64_t now) {
     bool full = 2 * d->missed >= d->room && now - d->began >= 64;
     if (d->pause == 0 && (over || quickly || (full && d->won < 0))) {
         d->pause = d->next_pause;
-        d->next_pause = d->next_pause < 64 ? d->next_pause * 2 : 64;
+        d->next_pause *= quickly ? 4 : 2;
+        d->next_pause = d->next_pause < 64 ? d->next_pause : 64;
     } else if (!full) {
         return;
     } else if (d->pause == 0) {
@@ -309,30 +314,31 @@ static void density_came(rdx_tree *t, uint32_t i, uint32_t column) {
     mark *m = mark_at(t, i, column);
     uint32_t n = held_pages(t, i, column);
     uint32_t parent = node_at(t, i)->parent;
-    uint32_t known = recall(t, i, column);
-    m->uses = known != NIL ? known + 1 : 0;
-    if (known == NIL && !(node_at(t, parent)->flags & NODE_ROOT) &&
-        cell_at(t, parent, column)->kids == 1) {
-        m->uses = mark_at(t, parent, column)->uses + 1; /* what it goes on from was a leaf */
+    ghost known = recall(t, i, column);
+    m->key = known.pages ? class_after(t->clock - known.last) : 0;
+    if (!known.pages && !(node_at(t, parent)->flags & NODE_ROOT) &&
+        cell_at(t, parent, column)->kids == 1) { /* what it goes on from was a leaf */
+        m->key = class_after(t->clock - mark_at(t, parent, column)->last);
     }
     d->asked += n;
     d->missed += n;
-    wait_for(d, class_of(m->uses), m->last, n, true);
+    wait_for(d, class_of(m), m->last, n, true);
 }
 
 static void density_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
     struct density *d = density_of(t, column);
     uint32_t n = held_pages(t, i, column);
-    wait_for(d, class_of(old->uses), old->last, n, false);
+    wait_for(d, class_of(old), old->last, n, false);
     if (again) {
-        hit(d, old->uses, old->last, t->clock, n);
+        hit(d, class_of(old), old->last, t->clock, n);
         d->won += n;
         d->total += n;
         d->asked += n;
     }
     advance(d, t->clock);
-    const mark *m = mark_at(t, i, column);
-    wait_for(d, class_of(m->uses), m->last, n, true);
+    mark *m = mark_at(t, i, column);
+    m->key = again ? class_after(t->clock - old->last) : old->key;
+    wait_for(d, class_of(m), m->last, n, true);
 }
 
 static void density_settle(rdx_tree *t, uint32_t column) {
@@ -349,7 +355,7 @@ static void density_settle(rdx_tree *t, uint32_t column) {
 static void density_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more) {
     const mark *m = mark_at(t, i, column);
     uint64_t n = more < 0 ? (uint64_t)-more : (uint64_t)more;
-    wait_for(density_of(t, column), class_of(m->uses), m->last, n, more > 0);
+    wait_for(density_of(t, column), class_of(m), m->last, n, more > 0);
 }
 
 /* Leaves and others, drawn from all that may go; what is known of them is on its way then. */
@@ -381,10 +387,10 @@ static uint32_t density_choose(rdx_tree *t, uint32_t column) {
     draw_nodes(t, column, drawn);
     const mark *m = mark_at(t, best, column);
     uint64_t oldest = m->last;
-    double least = d->rank[class_of(m->uses)][bucket_of(t->clock - m->last)];
+    double least = d->rank[class_of(m)][bucket_of(t->clock - m->last)];
     for (uint32_t k = 0; k < DRAWS; k++) {
         m = mark_at(t, drawn[k], column);
-        double rank = d->rank[class_of(m->uses)][bucket_of(t->clock - m->last)];
+        double rank = d->rank[class_of(m)][bucket_of(t->clock - m->last)];
         bool before = rank < least || (rank == least && m->last < oldest);
         if (before && cell_at(t, drawn[k], column)->kids == 0) {
             best = drawn[k];
@@ -418,10 +424,9 @@ static void density_free(rdx_tree *t, uint32_t column) { rdx_free_mem(density_of
 
 /* ---------------------------------------------------------------- check */
 /* Counts n blocks as they must be counted. */
-static void recount(const struct density *d, struct density *sum, uint32_t uses, uint64_t last,
+static void recount(const struct density *d, struct density *sum, uint32_t class, uint64_t last,
                     uint64_t n) {
     uint64_t slot = last / d->width;
-    uint32_t class = class_of(uses);
     *(slot < d->base ? &sum->older[class] : &sum->ring[class][slot % SLOTS]) += n;
     sum->behind += slot >= d->horizon ? n : 0;
     sum->waited += n;
@@ -433,7 +438,7 @@ static const char *density_fault(const rdx_tree *t, uint32_t column) {
     const ghosts *gone = gone_of(t, column);
     for (uint64_t k = gone->first; k < gone->end; k++) {
         const ghost *run = &gone->ring[k & (gone->room - 1)];
-        recount(d, &sum, run->uses, run->last, run->pages);
+        recount(d, &sum, run->class, run->last, run->pages);
     }
     if (d->horizon < d->base) {
         return "what LRU holds lies further back than it can";
@@ -442,7 +447,7 @@ static const char *density_fault(const rdx_tree *t, uint32_t column) {
         const cell *k = cell_at(t, i, column);
         if (node_at(t, i)->flags & NODE_LIVE && k->hi != k->lo) {
             const mark *m = mark_at(t, i, column);
-            recount(d, &sum, m->uses, m->last, held_pages(t, i, column));
+            recount(d, &sum, class_of(m), m->last, held_pages(t, i, column));
         }
     }
     if (memcmp(sum.ring, d->ring, sizeof sum.ring) ||

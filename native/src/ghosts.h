@@ -6,7 +6,7 @@
 typedef struct ghost { /* a run of blocks that went */
     uint64_t key;      /* of its first page */
     uint64_t last;
-    uint32_t uses;
+    uint32_t class; /* what the policy knew of it */
     uint32_t pages; /* 0: it is back, or the place is free */
 } ghost;
 
