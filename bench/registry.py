@@ -20,6 +20,7 @@ from bench import (
     reopen,
     replay,
     scale,
+    service,
     step,
     tree,
 )
@@ -42,6 +43,7 @@ _MODULES = (
     churn,
     paths,
     reopen,
+    service,
     endtoend,
     prefill,
     gpu,

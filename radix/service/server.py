@@ -210,16 +210,20 @@ class Server:
             self._ready(descriptor, mask)
         for session in list(self._paused):
             self._serve(session)
+        self._flush_all()
         for store in list(active):
             store.run()
             if not store.busy:
                 active.discard(store)
-        while self._answered:
-            self._flush(self._answered.pop())
+        self._flush_all()
         now = time.monotonic()
         if now - self._looked >= _CALM_S or self._ends is not None:
             self._looked = now
             self._look(now)
+
+    def _flush_all(self) -> None:
+        while self._answered:
+            self._flush(self._answered.pop())
 
     def _hurried(self) -> bool:
         return any(self._takes(session) for session in self._paused)
