@@ -29,7 +29,7 @@ from radix.events import BlocksStored, Event
 from radix.finding import Finding
 from radix.gate import Gate
 from radix.groups import Group, Rule, check_groups, rule_of
-from radix.holding import Keeps, common_pages
+from radix.holding import Keeps, kept_pages
 from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
 from radix.judging import judge_of
@@ -341,7 +341,7 @@ class PrefixCache(Stepping, Traffic):
             asked = self._prompts.of(prompt, namespace, content)
             match = self._prompts.match(asked, 1)
             at = Cursor(asked.root, match.node, match.structural_pages)
-            kept = common_pages(self.residency, self._keeps, at, match.hit_pages)
+            kept = kept_pages(self.residency, self._keeps, at, match.hit_pages)
             terms = (asked, self.page_tokens, self.align_tokens)
             return explain(self.residency, match, *terms, kept * self.page_tokens)
 

@@ -309,7 +309,7 @@ def blocks_of(residency: Residency, slots: Callable[[int, int], Slots]) -> int:
     return sum(max(len(slots(tier, group)) for tier in tiers) for group in groups)
 
 
-def common_pages(residency: Residency, keeps: Keeps, at: Cursor, pages: int) -> int:
+def kept_pages(residency: Residency, keeps: Keeps, at: Cursor, pages: int) -> int:
     """How many of the first ``pages`` pages of a path keeps hold in some tier. Cost: the keeps and
     their blocks.
     """

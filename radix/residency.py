@@ -179,9 +179,7 @@ class Residency:
                 return
 
     def _shares_all(self, tier: int) -> bool:
-        """Whether any block that goes makes room for any other, byte for byte: where nothing lies
-        behind the slots, no segment has to become empty first.
-        """
+        """Whether any block that goes makes room for any other: no segment must be empty first."""
         capability = self.tiers[tier].capability
         return len(self.groups) > 1 and capability.shares_bytes and not capability.holds_bytes
 
