@@ -19,6 +19,8 @@ from tests.policypair import STEPS, Pair
 from tests.refpolicies import REFERENCES
 
 T = TypeVar("T")
+
+
 @pytest.mark.parametrize("policy", sorted(REFERENCES))
 @settings(max_examples=150, deadline=None)
 @given(st.integers(8, 32), st.lists(STEPS, max_size=80))
@@ -53,6 +55,20 @@ def test_a_policy_keeps_to_its_reference_over_a_long_run(policy: str, seed: int)
             pair.touch(prompt)
         while len(pair.open) > 3:
             pair.finish(0, True)
+    pair.check()
+
+
+def test_a_victim_that_gave_a_block_is_not_the_next_for_that() -> None:
+    """The victim that was found last was kept while it had blocks, though with one less of them
+    the once used took no more than their share, so that the other segment's turn had come.
+    """
+    pair = Pair("arc", 10)
+    pair.begin((2, 0, 0, 0, 0, 0, 0))
+    pair.serve((0,))
+    pair.evict(1)
+    pair.serve((2, 0))
+    pair.serve((0, 0, 0, 0))  # its first page is back: the once used may take one block
+    pair.finish(0, True)
     pair.check()
 
 
