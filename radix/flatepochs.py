@@ -29,7 +29,7 @@ Reader = int | ref[FlatLease]  # the number of a job, or a lease of the owner's
 
 
 class FlatEpochs:
-    """Begin: ``reset``. Lose: ``forget``, ``purge``. Go on: ``run``, once a poll. Ask: ``slots``."""
+    """Begin: ``reset``. Lose: ``forget``, ``purge``. Go on: ``run``, each poll. Ask: ``slots``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the admin page draws over time: every few seconds a status, boiled down, for half an hour."""
+"""What the admin page draws over time: a status every few seconds, boiled down to few numbers."""
 
 from __future__ import annotations
 
