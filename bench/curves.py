@@ -206,7 +206,7 @@ def table_of_hits(parts: Sequence[Part]) -> str:
     for part in parts:
         for number, (policy, hits) in enumerate(rows(kept(part))):
             cells = "".join(f" {hit:.1f} |" for hit in hits)
-            lines.append(f"| {part.title if number == 0 else ''} | {policy} |{cells}")
+            lines.append(f"|{f' {part.title}' if number == 0 else ''} | {policy} |{cells}")
     return "\n".join(lines)
 
 
@@ -258,8 +258,8 @@ def written(page: str) -> str:
     }
     for name, table in tables.items():
         page = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)",
-            lambda found, table=table: found[1] + table + found[2],  # type: ignore[misc]
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda found, table=table: found[1] + table + "\n" + found[2],  # type: ignore[misc]
             page,
             flags=re.S,
         )
@@ -269,7 +269,7 @@ def written(page: str) -> str:
 def draw(path: Path) -> None:
     """A panel for each trace."""
     parts = [part for part in PARTS if part.drawn]
-    figure = Figure(figsize=(13.0, 3.3 * ((len(parts) + 1) // 2)), dpi=80, layout="constrained")
+    figure = Figure(figsize=(13.0, 3.3 * ((len(parts) + 1) // 2)), dpi=72, layout="constrained")
     FigureCanvasAgg(figure)
     for number, part in enumerate(parts, 1):
         axes = figure.add_subplot((len(parts) + 1) // 2, 2, number)
@@ -280,7 +280,7 @@ def draw(path: Path) -> None:
             axes.set_xlabel("")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", pil_kwargs={"optimize": True})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
     FuncFormatter,
+    MaxNLocator,
     MultipleLocator,
     NullFormatter,
     NullLocator,
@@ -95,6 +96,7 @@ def draw_hit_ratio_by_capacity(axes: Axes, report: IndexReport) -> None:
     _percent_axis(axes)
     shares = [ceiling, *(_ratio(run.hit_blocks, run.total_blocks) for run in report.runs)]
     axes.set_ylim(0, min(100.0, 10.0 * math.ceil(1.04 * max(1.0, *shares) / 10)))
+    axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
 
 
 def plot_hit_tokens_by_budget(report: ModelReport, path: str | Path) -> None:
