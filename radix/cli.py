@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from radix import __version__
-from radix.commands import demo, doctor, explain, inspect, purge, replay, serve, top
+from radix.commands import demo, doctor, explain, inspect, purge, replay, serve, top, warm
 from radix.commands.terminal import (
     EXIT_BAD_INPUT,
     EXIT_CHECK_FAILED,
@@ -25,7 +25,7 @@ from radix.options import OptionError
 from radix.replay.traces import TraceError
 
 # In the order in which the help names them.
-COMMANDS = (replay, demo, serve, top, explain, purge, inspect, doctor)
+COMMANDS = (replay, demo, serve, top, warm, explain, purge, inspect, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
