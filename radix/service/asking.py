@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from radix._native import ffi, lib
 from radix.events import BlocksStored
-from radix.flat import FlatCore
+from radix.flat import FlatCore, Handles
 from radix.keysets import Mask
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
 from radix.service.protocol import (
@@ -264,7 +264,8 @@ _TOKENS = int(Flag.TOKENS)
 def _joint(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
     """Of any groups: the longest hit that is whole in all of them."""
     keys = _run(opened, frame)
-    some, first = there(opened, core_of(opened), keys)
+    core = core_of(opened)
+    some, first = there(opened, core, core.find(keys))
     most = pages_before(opened, frame, len(keys))
     return reach(opened, some, most), reach(opened, first, most)
 
@@ -294,10 +295,9 @@ def core_of(opened: Opened) -> FlatCore:
     return flat.residency.core(flat.root_of(opened.namespace))
 
 
-def there(opened: Opened, core: FlatCore, keys: Keys) -> tuple[list[Mask], list[Mask]]:
+def there(opened: Opened, core: FlatCore, nodes: Handles) -> tuple[list[Mask], list[Mask]]:
     """By group, which keys are in some readable tier, and which are in the pool."""
     flat = opened.hosted.flat
-    nodes = core.find(keys)
     some: list[Mask] = []
     first: list[Mask] = []
     for group in range(len(flat.groups)):

@@ -151,7 +151,7 @@ class Connected:
         with self._lock, suppress(ServiceGoneError):
             link = self._link
             if link is not None and store.link is link and not link.closed:
-                raise_refusal(link.call(encode(Op.RELEASE, link.next(), number=lease.number)))
+                link.tell(encode(Op.RELEASE, link.next(), number=lease.number))
 
     def close(self) -> None:
         """Ends the connection, and with it every lease and reservation. Idempotent."""

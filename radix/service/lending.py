@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from radix.flat import FlatCore, Handles
 from radix.keysets import FlatLease, Mask
 from radix.service.asking import core_of, offsets_of, pages_before, reach, there
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
 from radix.service.protocol import HEADER_BYTES, Flag, Frame, Op, ProtocolError, Status, padded
 from radix.service.reach import needed_pages
 from radix.service.session import Holding, Opened, Session, block_rows
-from radix.tier import Keys, Urgency
+from radix.tier import Keys, Slots, Urgency
 from radix.tree import NO_SLOT
 from tiers.views import checksums
 
@@ -36,12 +37,13 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
     keys = keys_of_frame(opened, frame)
     positions = positions_in(frame, len(keys))
     load = bool(frame.flags & Flag.LOAD)
-    pages = None
+    pages, core = None, core_of(opened)
+    nodes = core.find(keys)
     if frame.flags & Flag.TOKENS:
-        some, first = there(opened, core_of(opened), keys)
+        some, first = there(opened, core, nodes)
         most = pages_before(opened, frame, len(keys))
         pages = reach(opened, some if load else first, most)
-        keys = keys[:pages]
+        keys, nodes = keys[:pages], nodes[:pages]
         positions = None if positions is None else positions[:pages]
     if session.leased_keys + len(keys) > context.config.limits.max_leases:
         raise ProtocolError(
@@ -51,7 +53,7 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
             frame.request,
         )
     pinned = opened.hosted.flat.lease(keys, namespace=opened.namespace, positions=positions)
-    asked = Asked(opened, groups, keys.copy(), frame.request, pages)
+    asked = Asked(opened, core, groups, keys.copy(), nodes, frame.request, pages)
     number = next(context.numbers)
     session.hold(number, Holding(opened.hosted, pinned, len(keys)))
     _count(context, session, asked)
@@ -65,13 +67,16 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Keys whose blocks of some groups are to be in the pool. ``pages``: of tokens, how many are a
-    hit; None for keys.
+    """Keys whose blocks of some groups are to be in the pool. ``nodes``: by what the tree knows
+    those that are leased, 0 for the others: what comes later is not this lease's. ``pages``: of
+    tokens, how many are a hit; None for keys.
     """
 
     opened: Opened
+    core: FlatCore
     groups: Sequence[int]
     keys: Keys
+    nodes: Handles
     request: int
     pages: int | None
 
@@ -80,6 +85,10 @@ class Asked:
         if self.pages is None:
             return slice(0, len(self.keys))
         return slice(*needed_pages(self.opened.hosted.signature.rules[group], self.pages))
+
+    def slots(self, group: int, span: slice) -> Slots:
+        """Where the leased of these keys lie in the pool, -1 where not."""
+        return self.core.slots(self.nodes[span], self.opened.hosted.flat.tree.column(group, 0))
 
 
 def _groups(opened: Opened, frame: Frame) -> list[int]:
@@ -94,21 +103,17 @@ def _groups(opened: Opened, frame: Frame) -> list[int]:
 
 def _count(context: Context, session: Session, asked: Asked) -> None:
     """Hits by tier and misses by reason, of what is asked to be used (I34)."""
-    flat = asked.opened.hosted.flat
-    core = core_of(asked.opened)
-    nodes = core.find(asked.keys)
+    flat, core = asked.opened.hosted.flat, asked.core
     for group in asked.groups:
         span = asked.span(group)
-        found = flat.residency.where(core, nodes[span], group)
+        found = flat.residency.where(core, asked.nodes[span], group)
         flat.residency.count_asked(core.root, asked.keys[span], found)
         context.count(session, asked.opened, found)
 
 
 def _bring(session: Session, asked: Asked, ready: Callable[[], None], load: bool) -> None:
     """Fetches what is below the pool, then ``ready``; at once where nothing is."""
-    hosted = asked.opened.hosted
-    core = core_of(asked.opened)
-    left = 1
+    hosted, left = asked.opened.hosted, 1
 
     def ended(good: Mask | None = None) -> None:
         nonlocal left
@@ -119,39 +124,29 @@ def _bring(session: Session, asked: Asked, ready: Callable[[], None], load: bool
 
     session.unanswered += 1
     for group in asked.groups if load else ():
-        keys = asked.keys[asked.span(group)]
-        missing = core.slots(core.find(keys), hosted.flat.tree.column(group, 0)) == NO_SLOT
+        span = asked.span(group)
+        missing = asked.slots(group, span) == NO_SLOT
+        missing &= asked.nodes[span] != 0
         if missing.any():
-            fetch = hosted.flat.fetch(
-                keys[missing], group, namespace=asked.opened.namespace, urgency=Urgency.DEMAND
-            )
+            keys, space = asked.keys[span][missing], asked.opened.namespace
+            fetch = hosted.flat.fetch(keys, group, namespace=space, urgency=Urgency.DEMAND)
             left += 1
             hosted.after(fetch.number, ended)
     ended()
 
 
 def _answer_lease(session: Session, asked: Asked, number: int) -> None:
-    opened, flat = asked.opened, asked.opened.hosted.flat
-    core = core_of(opened)
-    nodes = core.find(asked.keys)
+    opened, count = asked.opened, len(asked.keys)
+    if asked.pages is not None:  # what did not come makes the hit shorter, for all groups
+        _, first = there(opened, asked.core, asked.nodes)
+        count = reach(opened, first, count)
+        asked = replace(asked, pages=count)
     rows = []
     for group in asked.groups:
         row = np.full(len(asked.keys), -1, np.int64)
         span = asked.span(group)
-        slots = core.slots(nodes[span], flat.tree.column(group, 0))
-        row[span] = offsets_of(slots, opened.hosted.stride(group))
+        row[span] = offsets_of(asked.slots(group, span), opened.hosted.stride(group))
         rows.append(row)
-    count = len(asked.keys)
-    if asked.pages is not None:  # what did not come makes the hit shorter, for all groups
-        _, first = there(opened, core, asked.keys)
-        count = reach(opened, first, count)
-        for row, group in zip(rows, asked.groups, strict=True):
-            if count < asked.pages:
-                start, _ = needed_pages(opened.hosted.signature.rules[group], count)
-                slots = core.slots(nodes, flat.tree.column(group, 0))
-                row[:] = offsets_of(slots, opened.hosted.stride(group))
-                row[:start] = -1
-                row[count:] = -1
     session.reply(
         Op.LEASE,
         asked.request,
@@ -230,7 +225,8 @@ def read(context: Context, session: Session, frame: Frame) -> None:
     pinned = opened.hosted.flat.lease(
         keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
     )
-    asked = Asked(opened, [group], keys.copy(), frame.request, None)
+    core = core_of(opened)
+    asked = Asked(opened, core, [group], keys.copy(), core.find(keys), frame.request, None)
     _count(context, session, asked)
 
     def ready() -> None:
@@ -243,8 +239,7 @@ def read(context: Context, session: Session, frame: Frame) -> None:
 
 def _answer_read(session: Session, asked: Asked, group: int) -> None:
     opened, flat = asked.opened, asked.opened.hosted.flat
-    core = core_of(opened)
-    slots = core.slots(core.find(asked.keys), flat.tree.column(group, 0))
+    slots = asked.slots(group, slice(None))
     good = slots != NO_SLOT
     planes = opened.hosted.planes(group)
     sums = np.zeros(len(slots), np.uint64)

@@ -127,6 +127,16 @@ class Link:
             self.close()  # interrupted half-way: what comes next would be out of step
             raise
 
+    def tell(self, request: bytes | bytearray) -> None:
+        """Sends what nobody waits for: its answer is passed over by the next ``call``."""
+        try:
+            self.socket.settimeout(self.timeout_s)
+            self.socket.sendall(request)
+        except OSError as error:
+            self.cut = not isinstance(error, TimeoutError)
+            self.close()
+            raise ServiceGoneError(f"the service does not answer: {error}") from None
+
     def _receive(self, until: float) -> None:
         left = until - time.monotonic()
         if left <= 0:
