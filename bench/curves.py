@@ -259,7 +259,7 @@ def written(page: str) -> str:
     for name, table in tables.items():
         page = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda found, table=table: found[1] + table + "\n" + found[2],  # type: ignore[misc]
+            "\\1" + table + "\n\\2",
             page,
             flags=re.S,
         )

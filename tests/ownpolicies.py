@@ -84,7 +84,7 @@ class Failing(OwnLru):
         if method == self._method:
             self._left -= 1
             if self._left < 0:
-                return self._answer(nodes)  # type: ignore[return-value]
+                return self._answer(nodes)  # type: ignore[return-value]  # nonsense
         return sound
 
     def came(self, nodes: Nodes) -> Keys:

@@ -301,7 +301,7 @@ def test_a_call_that_lacks_memory_changes_nothing_that_waits() -> None:
         for number in range(1, 20):
             lib.rdx_alloc_fail_at(number)
             try:
-                return insert(*given_)  # type: ignore[arg-type]
+                return insert(*given_)  # type: ignore[arg-type]  # as they came
             except MemoryError:
                 failures += 1
                 pair.tree.check()
@@ -309,7 +309,7 @@ def test_a_call_that_lacks_memory_changes_nothing_that_waits() -> None:
                 lib.rdx_alloc_fail_at(0)
         raise AssertionError("memory never sufficed")
 
-    pair.tree.insert = through  # type: ignore[method-assign,assignment]
+    pair.tree.insert = through  # type: ignore[method-assign,assignment]  # in between
     for number in range(300):
         pair.serve(tuple(int(n) for n in random.integers(0, 9, random.integers(1, 13))))
         if number % 50 == 7:
