@@ -64,6 +64,17 @@ def tree_insert(
     lease: int,
     /,
 ) -> Insert: ...
+def tree_insert_pooled(
+    tree: object,
+    cursor: object,
+    prompt: object,
+    pools: object,
+    boundary: int,
+    lease: int,
+    slots: object,
+    canonical: object,
+    /,
+) -> Insert: ...
 def tree_insert_many(
     tree: object,
     prompts: object,

@@ -46,6 +46,7 @@ from radix.policy.cost import Economy
 from radix.policy.eviction import KEYED_POLICIES, EvictionPolicy, check_policy
 from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
+from radix.pooled import pooled_insert
 from radix.prefetching import Prefetches
 from radix.prompts import Prompts
 from radix.quotas import install, told_apart
@@ -213,6 +214,7 @@ class PrefixCache(Stepping, Traffic):
             self._keeps,
         )
         self._inserting = Inserting(self.residency, self.transfers, page, align)
+        self._pooled = pooled_insert(self._inserting)
 
     def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:
         opened: list[Tier] = []

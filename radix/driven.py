@@ -19,6 +19,7 @@ from radix.keys import Namespace, check_range
 from radix.lease import Home, Lease, mask_of
 from radix.ownership import AdoptedSlots, rows_for_insert
 from radix.plan import Cursor
+from radix.pooled import PooledInsert
 from radix.serving import Serving
 from radix.tier import Slots
 from radix.tree import EVERY_GROUP, NO_SLOT
@@ -36,6 +37,7 @@ class Driven(Serving):
     _home: Home
     _dropped: deque[int]
     _inserting: Inserting
+    _pooled: PooledInsert | None
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:
@@ -126,9 +128,13 @@ class Driven(Serving):
         try:
             if gate.closed:
                 gate.refuse()
-            lease.native(self.tree)
+            number = lease.native(self.tree)
             if self._lent:
                 raise RequestError("insert: borrowed device slots enter by computed alone")
+            if self._pooled is not None and slots is None and content is None:
+                done = self._pooled.insert(run, lease, number, boundaries)
+                if done is not None:
+                    return done
             asked = self._prompts.behind(lease.cursor, run, content)
             first = lease.cursor.pages
             count = max(0, len(run) // self.page_tokens - first)

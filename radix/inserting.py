@@ -316,10 +316,11 @@ class Inserting:
             for group, span in enumerate(spans)
         ]
         if self.transfers.deepest > 0:
-            self._send_down(lease.cursor, first, count)
+            self.send_down(lease.cursor, first, count)
         return _tuple(Inserted, (result[2], result[3], list(canonical), twice))
 
-    def _send_down(self, at: Cursor, first: int, count: int) -> None:
+    def send_down(self, at: Cursor, first: int, count: int) -> None:
+        """New pages of the path are copied down, as far as they are to be."""
         if self.transfers.reuse is not None:  # what it went on from was asked for again
             self.transfers.asked(at, 0, first + count)
             first, count = 0, first + count
@@ -417,7 +418,7 @@ class Inserting:
                 at = end
         if self.transfers.deepest > 0:
             for entry in entries:
-                self._send_down(entry.lease.cursor, entry.first, entry.fresh)
+                self.send_down(entry.lease.cursor, entry.first, entry.fresh)
         return twice
 
     def _settle_plain(

@@ -36,17 +36,17 @@ class SlotPool:
         if lib.rdx_pool_new(capacity, out) != lib.RDX_OK:
             raise MemoryError("slot pool")
         self._pool = ffi.gc(out[0], lib.rdx_pool_free)
-        self._address = int(ffi.cast("uintptr_t", self._pool))
+        self.address = int(ffi.cast("uintptr_t", self._pool))  # valid as long as this object
         self._bad = ffi.new("uint32_t *")
 
     @property
     def capacity(self) -> int:
         """Slots in the pool, retired ones left out."""
-        return pool_capacity(self._address)
+        return pool_capacity(self.address)
 
     def count(self, state: int) -> int:
         """Slots in ``state``. Cost: O(1)."""
-        return pool_count(self._address, state)
+        return pool_count(self.address, state)
 
     def state(self, slot: int) -> int:
         """The state of one slot."""
@@ -55,13 +55,13 @@ class SlotPool:
     def reserve(self, count: int) -> Slots | None:
         """``count`` reserved slots, or None (nothing taken). Cost: count."""
         out = np.empty(count, np.int32)
-        return out if pool_reserve(self._address, count, out) else None
+        return out if pool_reserve(self.address, count, out) else None
 
     def move(self, slots: Slots, source: int, target: int) -> None:
         """Moves all of ``slots`` from one state to another, or raises and moves none (I11)."""
         if slots.dtype is not _INT32 or not slots.flags.c_contiguous:
             slots = np.ascontiguousarray(slots, np.int32)
-        bad = pool_move(self._address, slots, source, target)
+        bad = pool_move(self.address, slots, source, target)
         if bad != len(slots):
             self._refuse(slots, bad, f"state {source}")
 

@@ -49,8 +49,8 @@ class Keeper(Protocol):
 class Residency:
     """The tree over the tiers that it places blocks in.
 
-    Room: ``reserve``, ``evict``, ``available``. Change: ``attach``, ``drop``, ``forget``.
-    Look: ``slots``, ``readable``, ``why_gone``, ``check``.
+    Room: ``reserve``, ``make_room``, ``evict``, ``available``. Change: ``attach``, ``drop``,
+    ``forget``. Look: ``slots``, ``readable``, ``why_gone``, ``check``.
     """
 
     def __init__(
@@ -134,12 +134,20 @@ class Residency:
         """``count`` slots, evicting what has to go. All or nothing as to slots. ``root``: for the
         tenant of this one, where tenants are told apart; None: for nobody in particular.
 
-        Raises ``CapacityError`` with what is short, ``TierError`` for a tier that fails; evicts
-        nothing if that could not help.
-        Cost: the slots.
+        Raises as ``make_room``, and ``TierError`` for a tier that fails. Cost: the slots.
         """
         if self.quotas is not None and root is not None:
             return self.quotas.reserve(tier, group, count, root)
+        self.make_room(tier, group, count)
+        try:
+            return self.tiers[tier].reserve(group, count)
+        except TierFullError as error:
+            raise self.shortage(tier, group, count) from error
+
+    def make_room(self, tier: int, group: int, count: int) -> None:
+        """Evicts what has to go for ``count`` slots. Raises ``CapacityError`` with what is short;
+        evicts nothing if that could not help. Cost: what goes.
+        """
         store = self.tiers[tier]
         if store.mode is not _ON:
             # It gives no slots whatever is evicted, and its blocks may still serve loads.
@@ -154,22 +162,13 @@ class Residency:
             if self._shares_all(tier):
                 self._make_bytes(tier, group, count)
             elif len(self.evict(tier, group, short)) < short:
-                self._make_room(tier, group, count)
-        try:
-            return store.reserve(group, count)
-        except TierFullError as error:
-            raise self.shortage(tier, group, count) from error
+                self._make_slots(tier, group, count)
 
     def _others(self, tier: int, group: int) -> bool:
         """Whether blocks of other groups of one byte budget could make room."""
-        tree = self.tree
-        return any(
-            tree.next_victim(tree.column(other, tier)) is not None
-            for other in range(len(self.groups))
-            if other != group and self.tiers[tier].capability.shares_bytes
-        )
+        return self._oldest_other(tier, group) is not None
 
-    def _make_room(self, tier: int, group: int, count: int) -> None:
+    def _make_slots(self, tier: int, group: int, count: int) -> None:
         store = self.tiers[tier]
         while (short := count - store.free_blocks(group)) > 0:
             if len(self.evict(tier, group, short)):

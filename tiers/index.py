@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from radix.errors import InvariantError
 from radix.groups import Group
@@ -61,11 +62,14 @@ class IndexTier(PooledTier):
             self.limit_bytes = checked_count(limit_bytes, f"tier {name!r}: limit_bytes")
         self._blocks = blocks if blocks is None or isinstance(blocks, int) else tuple(blocks)
         self._left_bytes = self.limit_bytes
+        self._addresses = np.empty(0, np.uint64)
 
     def _open(self, groups: tuple[Group, ...], upper: Tier | None) -> list[SlotPool]:
         if self._blocks is not None:
             counts = blocks_of_groups(self._blocks, len(groups), f"tier {self.name!r}: blocks")
-            return [SlotPool(count) for count in counts]
+            pools = [SlotPool(count) for count in counts]
+            self._addresses = np.array([pool.address for pool in pools], np.uint64)
+            return pools
         for group in groups:
             if group.block_bytes > self.limit_bytes:
                 raise ValueError(
@@ -94,6 +98,14 @@ class IndexTier(PooledTier):
         if not self.limit_bytes:
             return self._pools[group].count(FREE)
         return self._left_bytes // self._groups[group].block_bytes
+
+    def pools(self) -> npt.NDArray[np.uint64] | None:
+        """Addresses of its pools by group, for one step over several (``radix.pooled``); None under
+        a budget, and unless it is on. Cost: O(1).
+        """
+        if self.limit_bytes or self._closed or self._mode is not _ON:
+            return None
+        return self._addresses
 
     def reserve(self, group: int, count: int) -> Slots:
         """``count`` slots, all or nothing. Cost: count. Raises as every tier."""

@@ -82,6 +82,29 @@ static int tree_insert(rdx_call *c) {
     return status;
 }
 
+/* Where it is left to the caller: 0 for the node, the group whose pool is short, what it needs. */
+static int tree_insert_pooled(rdx_call *c) {
+    uint64_t n = c->prompt.pages > c->at.pages ? c->prompt.pages - c->at.pages : 0;
+    uint64_t groups = c->v[1].bytes / sizeof(rdx_pool *);
+    if (!HOLDS(2, groups * n, 4) || !HOLDS(3, groups * n, 4)) {
+        return RDX_NO_ROOM;
+    }
+    rdx_pooled p = {.from = c->at,
+                    .lease = c->n[1],
+                    .pools = BUF(1),
+                    .groups = (uint32_t)groups,
+                    .boundary = (uint32_t)c->n[0]};
+    rdx_insert r = {0};
+    int status =
+        rdx_tree_insert_pooled(c->tree, c->prompt.run, c->prompt.pages, &p, BUF(2), BUF(3), &r);
+    if (status == RDX_EFULL) {
+        GIVE(c, 0, p.group, p.needed, 0, 0, 0);
+        return RDX_OK;
+    }
+    GIVE(c, r.end.node, r.end.pages, r.existing, r.created, r.attached, p.spare);
+    return status;
+}
+
 static int tree_insert_many(rdx_call *c) {
     uint64_t nslots = c->v[2].bytes / 4;
     return HOLDS(0, c->many, sizeof(rdx_cursor)) && HOLDS(3, nslots, 4) &&
@@ -157,5 +180,5 @@ const rdx_entry rdx_entries[RDX_ENTRIES] = {
     ENTRY(tree_touch, "tc", NOTHING),      ENTRY(tree_slots, "tcuuuS", NOTHING),
     ENTRY(tree_column, "tu", THREE),       ENTRY(pool_count, "pu", NUMBER),
     ENTRY(pool_capacity, "p", NUMBER),     ENTRY(pool_reserve, "puS", NUMBER),
-    ENTRY(pool_move, "psuu", NUMBER),
+    ENTRY(pool_move, "psuu", NUMBER),      ENTRY(tree_insert_pooled, "tckbunSS", INSERT),
 };

@@ -56,6 +56,6 @@ typedef struct rdx_entry {
     rdx_gives gives;
 } rdx_entry;
 
-#define RDX_ENTRIES 19
+#define RDX_ENTRIES 20
 extern const rdx_entry rdx_entries[RDX_ENTRIES];
 #endif

@@ -42,6 +42,18 @@ static uint32_t reach_up(const cell *row, uint32_t tiers, uint32_t count, uint32
     return reach > floor ? reach : floor;
 }
 
+/* The end of the last page below page `at`, which is not there, that they hold; 0: none. */
+static uint32_t last_below(const cell *row, uint32_t tiers, uint32_t count, uint32_t at) {
+    uint32_t last = 0;
+    for (uint32_t k = 0; k < count; k++) {
+        if (tiers >> k & 1 && row[k].lo < row[k].hi && row[k].lo < at - 1) {
+            uint32_t end = row[k].hi < at ? row[k].hi : at - 1;
+            last = end > last ? end : last;
+        }
+    }
+    return last;
+}
+
 /* The length up to which a full group has every block. */
 static uint32_t full_cap(const rdx_tree *t, uint32_t g, uint32_t i, uint32_t pages,
                          uint32_t tiers) {
@@ -114,6 +126,11 @@ static uint32_t fit_window(const rdx_tree *t, uint32_t g, walk *w, uint32_t n, u
                 uint32_t less = rule->block_pages + ahead;
                 n = w->seen > less ? w->seen - less : 0;
                 gap = true;
+                if (rule->rule == RDX_RULE_WINDOW && rule->block_pages == 1) {
+                    /* A length needs at least its last page: the next one that is there. */
+                    uint32_t last = x->start + last_below(row, tiers, t->tiers, w->seen - x->start);
+                    n = last > ahead ? last - ahead : 0;
+                }
             }
         }
         if (!gap) {

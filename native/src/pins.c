@@ -9,6 +9,8 @@
  */
 #include "tree.h"
 
+#define MOST_ASKED 5 /* lines, of 16 counts: a window of a thousand tokens */
+
 uint32_t rdx_first_block(const rdx_tree *t, uint32_t i, uint32_t column) {
     const node *x = node_at(t, i);
     const cell *k = cell_at(t, i, column);
@@ -34,25 +36,56 @@ static void shield(rdx_tree *t, uint32_t i, uint32_t g, uint32_t a, uint32_t e, 
     }
 }
 
+/* How many of n counts, which never fall, are `least`, the lowest that there can be. */
+static uint32_t count_least(const uint32_t *counts, uint32_t n, uint32_t least) {
+    if (counts[n - 1] == least) { /* as a rule: nobody else pins any, or somebody all */
+        return n;
+    }
+    uint32_t lo = 0;
+    for (uint32_t hi = counts[0] == least ? n : 0; lo < hi;) {
+        uint32_t middle = lo + (hi - lo) / 2;
+        if (counts[middle] == least) {
+            lo = middle + 1;
+        } else {
+            hi = middle;
+        }
+    }
+    return lo;
+}
+
 /* One pin more, or less, on pages [from, end) of the path that ends with node i. */
 static void pins_add(rdx_tree *t, uint32_t i, uint32_t g, uint32_t from, bool on) {
     uint32_t next[RDX_MAX_TIERS];
     memset(next, 0xff, sizeof next);
     for (; rdx_end_of(t, i) > from; i = node_at(t, i)->parent) {
         const node *x = node_at(t, i);
-        uint32_t *pins = pins_at(t, x, g);
         uint32_t a = from > x->start ? from - x->start : 0;
-        uint32_t edge = a;
-        for (uint32_t p = a; p < x->len; p++) {
-            uint32_t before = pins[p];
-            pins[p] = on ? before + 1 : before - 1;
-            edge = before == (on ? 0 : 1) ? p + 1 : edge;
+        uint32_t n = x->len - a;
+        uint32_t *pins = pins_at(t, x, g) + a;
+        uint32_t changed = count_least(pins, n, on ? 0 : 1);
+        for (uint32_t p = 0; p < n; p++) {
+            pins[p] += on ? 1 : UINT32_MAX;
         }
-        if (edge > a) {
-            shield(t, i, g, a, edge, on, next);
+        if (changed) {
+            shield(t, i, g, a, a + changed, on, next);
         }
         if (x->start <= from) {
             break;
+        }
+    }
+}
+
+void rdx_pins_ask(const rdx_tree *t, uint32_t i) {
+    const node *x = node_at(t, i);
+    for (uint32_t g = 0; t->mixed && x->buf && g < t->groups; g++) {
+        if (!t->pin_row[g]) {
+            continue;
+        }
+        __builtin_prefetch(cell_at(t, i, g * t->tiers), 1);
+        const uint32_t *pins = pins_at(t, x, g);
+        uint32_t most = t->rules[g].rule == RDX_RULE_STATE ? 1 : MOST_ASKED;
+        for (uint32_t k = 0, p = x->len; k < most && p; k++, p = p > 16 ? p - 16 : 0) {
+            __builtin_prefetch(&pins[p - 1], 1);
         }
     }
 }

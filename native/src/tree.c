@@ -681,6 +681,7 @@ int rdx_lease_take(rdx_tree *t, rdx_cursor at, uint64_t mask, uint32_t first, ui
     if (i == NIL) {
         return RDX_ESTALE;
     }
+    rdx_pins_ask(t, i);
     i = rdx_end_node(t, i, depth);
     *lease = rdx_lease_put(t, i, mask, first);
     *end = cursor_at(t, i, depth);

@@ -375,6 +375,8 @@ uint32_t rdx_drop_span(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first,
                        int32_t *slots, uint8_t *ids);
 
 /* ---- pins.c */
+/* Asks for the counts at the end of node i, which are changed soon. */
+void rdx_pins_ask(const rdx_tree *t, uint32_t i);
 /* Pins on the pages of a lease whose path ends with node i: put on, or taken off. */
 void rdx_pins_put(rdx_tree *t, const lease_slot *l, uint32_t i);
 void rdx_pins_off(rdx_tree *t, const lease_slot *l, uint32_t i);
