@@ -28,6 +28,7 @@ from radix.service.operations import Ask, Operations, Steps
 from radix.service.protocol import NO_FRAME, Frame, Op, ProtocolError, Splitter, encode, text_of
 
 T = TypeVar("T")
+_PLAIN = Namespace()
 _MOST_FILES = 16
 _Waiting = tuple["asyncio.Future[Any]", Callable[[Frame], Any]]
 
@@ -222,7 +223,7 @@ class AsyncConnected:
         return self._link
 
     async def _store(self, link: AsyncLink, namespace: Namespace | None) -> OpenedStore:
-        name = namespace if namespace is not None else Namespace()
+        name = namespace if namespace is not None else _PLAIN
         found = self._stores.get(name)
         if found is not None:
             return found

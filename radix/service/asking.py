@@ -19,10 +19,11 @@ from radix.service.protocol import (
     EVENT,
     HEADER,
     HEADER_BYTES,
+    LOST,
     MAGIC,
     REPLY,
+    TOKENS,
     VERSION,
-    Flag,
     Frame,
     Op,
     ProtocolError,
@@ -114,7 +115,7 @@ def events(context: Context, session: Session, frame: Frame) -> None:
     opened = opened_of(session, frame)
     hosted, since = opened.hosted, frame.number
     first = hosted.events[0][0] if hosted.events else hosted.told
-    flags = Flag.LOST if since < first or since > hosted.told else Flag.NONE
+    flags = LOST if since < first or since > hosted.told else 0
     start = first if flags else since
     most = min(frame.argument if frame.argument > 0 else _MOST_EVENTS, _MOST_EVENTS)
     budget = context.config.limits.max_frame_bytes // 2
@@ -138,7 +139,7 @@ def events(context: Context, session: Session, frame: Frame) -> None:
     session.reply(
         *(Op.EVENTS, frame.request),
         data=b"".join(rows),
-        flags=int(flags),
+        flags=flags,
         items=len(rows),
         number=following,
     )
@@ -233,7 +234,7 @@ def _reached(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
     that cannot be never were stored.
     """
     signature = opened.hosted.signature
-    tokens, page = frame.flags & _TOKENS, signature.page_tokens
+    tokens, page = frame.flags & TOKENS, signature.page_tokens
     if tokens and page:
         width, parent, page_bytes = 4, opened.seed, 4 * page
         pages = max(0, frame.items - max(0, frame.argument)) // page
@@ -258,9 +259,6 @@ def _reached(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
     return hit, first
 
 
-_TOKENS = int(Flag.TOKENS)
-
-
 def _joint(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
     """Of any groups: the longest hit that is whole in all of them."""
     keys = _run(opened, frame)
@@ -273,7 +271,7 @@ def _joint(opened: Opened, frame: Frame, readable: int) -> tuple[int, int]:
 def _run(opened: Opened, frame: Frame) -> Keys:
     """Keys of a frame; ids of tokens are not looked at."""
     signature = opened.hosted.signature
-    if not frame.flags & Flag.TOKENS or not signature.page_tokens:
+    if not frame.flags & TOKENS or not signature.page_tokens:
         return keys_of_frame(opened, frame)
     tokens = tokens_in(frame)
     pages = len(tokens) // signature.page_tokens
@@ -315,7 +313,7 @@ def pages_before(opened: Opened, frame: Frame, pages: int) -> int:
     """The most pages that a hit may have, where ``argument`` tokens at the end never count."""
     left = max(0, frame.argument)
     size = opened.hosted.signature.page_tokens
-    if not size or not frame.flags & Flag.TOKENS:
+    if not size or not frame.flags & TOKENS:
         return max(0, pages - left)
     return min(pages, max(0, frame.items - left) // size)
 

@@ -17,7 +17,7 @@ import numpy as np
 from radix.keysets import Mask, Reservation
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
 from radix.service.hosting import Settling
-from radix.service.protocol import Flag, Frame, Op, ProtocolError, Status, numbers_in
+from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError, Status, numbers_in
 from radix.service.session import Opened, Session, Staging, Writing
 from radix.tree import NO_SLOT
 from tiers.transfer import PLANE
@@ -84,7 +84,7 @@ def commit(context: Context, session: Session, frame: Frame) -> None:
     if len(frame.data):
         good = numbers_in(frame, np.uint8, len(taken)) != 0
     number, request = frame.number, frame.request
-    durable = bool(frame.flags & Flag.DURABLE)
+    durable = bool(frame.flags & DURABLE)
     hosted, staging = writing.opened.hosted, session.staging
     assert staging is not None  # there was a reservation
     base, size = staging.address + writing.first, hosted.flat.groups[taken.group].block_bytes
@@ -173,7 +173,7 @@ def write(context: Context, session: Session, frame: Frame) -> None:
     group, keys = group_of(opened, frame), keys_of_frame(opened, frame)
     count, size = len(keys), opened.hosted.flat.groups[group].block_bytes
     positions, at = None, 0
-    if frame.flags & Flag.POSITIONS:
+    if frame.flags & POSITIONS:
         positions, at = positions_in(frame, count), 8 * count
     sums = numbers_in(frame, np.uint64, count, at)
     at += 8 * count
@@ -199,7 +199,7 @@ def write(context: Context, session: Session, frame: Frame) -> None:
         found[granted] = kept
         session.reply(Op.WRITE, request, data=found.astype(np.uint8), items=len(found))
 
-    _show(session, opened, taken, good, bool(frame.flags & Flag.DURABLE), tell)
+    _show(session, opened, taken, good, bool(frame.flags & DURABLE), tell)
 
 
 # ---------------------------------------------------------------------- losing

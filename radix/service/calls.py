@@ -24,7 +24,9 @@ from radix.keysets import Mask, keys_of, positions_of
 from radix.service.protocol import (
     CAPACITY_NUMBERS,
     EVENT,
-    Flag,
+    LOST,
+    POSITIONS,
+    TOKENS,
     Frame,
     Op,
     ProtocolError,
@@ -105,12 +107,12 @@ class Asking:
             raise ValueError("give either keys or tokens")
         if tokens is not None:
             run = as_tokens(tokens)
-            return cls(run.tobytes(), len(run), Flag.TOKENS), b""
+            return cls(run.tobytes(), len(run), TOKENS), b""
         asked = keys_of("keys", keys, key_bytes)
         flags, data = 0, b""
         if positions is not None:
             data = positions_of(positions, len(asked)).tobytes()
-            flags = Flag.POSITIONS
+            flags = POSITIONS
         return cls(asked.tobytes(), len(asked), flags), data
 
     def frame(
@@ -207,7 +209,7 @@ def told_in(frame: Frame, key_bytes: int) -> Told:
         at += ids.nbytes
         place = int(row["tier"]), int(row["group"]), int(row["first"])
         events.append(StoredOrRemoved(bool(row["stored"]), *place, ids))
-    return Told(tuple(events), frame.number, bool(frame.flags & Flag.LOST))
+    return Told(tuple(events), frame.number, bool(frame.flags & LOST))
 
 
 def runs_of(runs: Sequence[object], key_bytes: int) -> tuple[Keys, bytes]:

@@ -27,6 +27,7 @@ from radix.service.operations import Ask, Operations, Steps
 from radix.service.protocol import NO_FRAME, Op, encode, text_of
 
 T = TypeVar("T")
+_PLAIN = Namespace()
 
 
 class Connected:
@@ -94,7 +95,7 @@ class Connected:
 
     def _store(self, link: Link, namespace: Namespace | None) -> OpenedStore:
         """The number of a namespace in this connection, asked for at its first use."""
-        name = namespace if namespace is not None else Namespace()
+        name = namespace if namespace is not None else _PLAIN
         found = self._stores.get(name)
         if found is None:
             does = self.does

@@ -17,7 +17,8 @@ from radix.plan import Pages
 from radix.service.config import ServiceConfig
 from radix.service.hosting import Domain, Hosted, domains_of
 from radix.service.protocol import (
-    Flag,
+    POSITIONS,
+    TOKENS,
     Frame,
     ProtocolError,
     Status,
@@ -138,7 +139,7 @@ def opened_of(session: Session, frame: Frame) -> Opened:
 def keys_of_frame(opened: Opened, frame: Frame) -> Keys:
     """The keys that a frame names, or those of the full pages of its tokens."""
     signature = opened.hosted.signature
-    if not frame.flags & Flag.TOKENS:
+    if not frame.flags & TOKENS:
         return keys_of("keys", keys_in(frame, signature.key_bytes), signature.key_bytes)
     if not signature.page_tokens:
         raise ProtocolError(
@@ -149,10 +150,10 @@ def keys_of_frame(opened: Opened, frame: Frame) -> Keys:
 
 def positions_in(frame: Frame, count: int) -> Pages | None:
     """The positions of a frame's keys: said, or of pages of tokens their own order."""
-    if frame.flags & Flag.POSITIONS:
+    if frame.flags & POSITIONS:
         found: Pages = numbers_in(frame, np.int64, count)
         return found
-    return np.arange(count, dtype=np.int64) if frame.flags & Flag.TOKENS else None
+    return np.arange(count, dtype=np.int64) if frame.flags & TOKENS else None
 
 
 def group_of(opened: Opened, frame: Frame) -> int:

@@ -18,7 +18,16 @@ from radix.flat import FlatCore, Handles
 from radix.keysets import FlatLease, Mask
 from radix.service.asking import core_of, offsets_of, pages_before, reach, there
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
-from radix.service.protocol import HEADER_BYTES, Flag, Frame, Op, ProtocolError, Status, padded
+from radix.service.protocol import (
+    HEADER_BYTES,
+    LOAD,
+    TOKENS,
+    Frame,
+    Op,
+    ProtocolError,
+    Status,
+    padded,
+)
 from radix.service.reach import needed_pages
 from radix.service.session import Holding, Opened, Session, block_rows
 from radix.tier import Keys, Slots, Urgency
@@ -36,10 +45,10 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
     groups = _groups(opened, frame)
     keys = keys_of_frame(opened, frame)
     positions = positions_in(frame, len(keys))
-    load = bool(frame.flags & Flag.LOAD)
+    load = bool(frame.flags & LOAD)
     pages, core = None, core_of(opened)
     nodes = core.find(keys)
-    if frame.flags & Flag.TOKENS:
+    if frame.flags & TOKENS:
         some, first = there(opened, core, nodes)
         most = pages_before(opened, frame, len(keys))
         pages = reach(opened, some if load else first, most)

@@ -36,9 +36,11 @@ from radix.service.calls import (
 from radix.service.held import OpenedStore, Room, ServiceLease, memory_planes, rows_planes
 from radix.service.protocol import (
     DIGEST_BYTES,
+    DURABLE,
     HEADER_BYTES,
+    LOAD,
     MOST_FRAME_BYTES,
-    Flag,
+    TOKENS,
     Frame,
     Op,
     encode,
@@ -209,7 +211,7 @@ class Operations:
         every = range(len(self.groups))
         wanted = list(every) if groups is None else sorted({*map(self.group, groups)})
         mask = sum(1 << group for group in wanted)
-        flags = int(Flag.LOAD) if load else 0
+        flags = LOAD if load else 0
 
         def make(store: int, request: int) -> bytearray:
             return asked.frame(
@@ -223,7 +225,7 @@ class Operations:
         try:
             leased: ServiceLease = yield Ask(namespace, make, read, timeout_s)
         except ServiceGoneError:
-            count = 0 if asked.flags & Flag.TOKENS else asked.items
+            count = 0 if asked.flags & TOKENS else asked.items
             nothing = {group: np.full(count, -1, np.int64) for group in wanted}
             return ServiceLease(None, 0, 0, nothing, self.groups, release)
         return leased
@@ -239,7 +241,7 @@ class Operations:
         number = self.group(group)
         size = self.groups[number].block_bytes
         items = asked.items
-        if asked.flags & Flag.TOKENS:
+        if asked.flags & TOKENS:
             items //= max(1, self.page_tokens)
 
         def make(store: int, request: int) -> bytearray:
@@ -320,7 +322,7 @@ class Operations:
             if mask.shape != granted.shape:
                 raise ValueError(f"good must be {len(granted)} booleans, not {mask.shape}")
             data = mask[granted].astype(np.uint8).tobytes()
-        flags = int(Flag.DURABLE) if durable else 0
+        flags = DURABLE if durable else 0
         count = int(granted.sum())
 
         def make(_: int, request: int) -> bytearray:
@@ -399,7 +401,7 @@ class Operations:
         if copy_blocks(rows_planes(blocks), order, source, rows):
             return np.zeros(len(keys), np.bool_)
         data = first + checksums(rows_planes(blocks), order).tobytes() + blocks.tobytes()
-        flags = int(Flag.DURABLE) if terms.durable else 0
+        flags = DURABLE if terms.durable else 0
 
         def make(store: int, request: int) -> bytearray:
             return asked.frame(Op.WRITE, request, data, flags, store=store, group=group)

@@ -61,7 +61,6 @@ class Flag(IntFlag):
     ``DURABLE``: answer once it is durable; ``LOST``: of EVENTS, some before these are gone.
     """
 
-    NONE = 0
     TOKENS = 1
     POSITIONS = 2
     LOAD = 4
@@ -75,7 +74,9 @@ EVENT = np.dtype(
 )
 # The int64 of a refusal for room: these of CAPACITY, needed and capacity of NEVER_FITS.
 CAPACITY_NUMBERS = ("needed", "free", "evictable", "leased", "dirty")
-KNOWN_FLAGS = int(Flag.TOKENS | Flag.POSITIONS | Flag.LOAD | Flag.DURABLE | Flag.LOST)
+# As plain integers: members of an enum are slow to combine.
+TOKENS, POSITIONS, LOAD, DURABLE, LOST = map(int, Flag)
+KNOWN_FLAGS = TOKENS | POSITIONS | LOAD | DURABLE | LOST
 
 
 class Status(IntEnum):
