@@ -22,6 +22,7 @@ from bench import (
     scale,
     service,
     step,
+    tenants,
     tree,
 )
 from bench.measure import Benchmark
@@ -37,6 +38,7 @@ _MODULES = (
     copies,
     replay,
     eviction,
+    tenants,
     disk,
     reads,
     contention,

@@ -50,6 +50,7 @@ from radix.request import Request
 from radix.shards import Parallelism, Shards, shards_of
 from radix.stages import Stage
 from radix.store import FlatStore
+from radix.tenants import Tenant, Tenants, TenantUse, TierShare
 from radix.tier import TierMode, View
 from radix.waiting import Turn, Waiter, Waiting
 from radix.writeback import Room
@@ -113,9 +114,13 @@ __all__ = [
     "Shards",
     "SpanEvent",
     "Stage",
+    "Tenant",
+    "TenantUse",
+    "Tenants",
     "TierError",
     "TierFullError",
     "TierMode",
+    "TierShare",
     "TierUnavailableError",
     "TimedOutError",
     "Turn",

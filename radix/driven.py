@@ -153,6 +153,8 @@ class Driven(Serving):
                 return self._insert_owned(asked, lease, count, lengths, partial)
             shared = self._adopted()
             rows, unneeded = inserting.needed(rows, first, lengths)
+            if self.residency.quotas is not None:
+                self.residency.quotas.make_way(rows, asked.root)
             shared.adopt_all([row[row != NO_SLOT] for row in rows])
             try:
                 given = Rows(np.stack(rows), [None] * len(rows))

@@ -6,7 +6,9 @@ for tenants (nothing is evicted where that could not help) and the order of I17.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from radix.errors import CapacityError, NeverFitsError, TierFullError, UnsupportedError
 from radix.groups import Group
@@ -140,6 +142,19 @@ class TenantQuotas:
             raise
         shares.hold(tier, group, slots, number)
         return slots
+
+    def make_way(self, rows: Iterable[Slots], root: int) -> None:
+        """The engine's own slots are about to hold blocks of the tenant, a row a group: what it has
+        beyond its quota in the first tier then goes, as far as no lease pins it. Cost: what goes.
+        """
+        shares, number = self._shares, self._shares.number(root)
+        for group, row in enumerate(rows):
+            column, count = self._column(0, group), int(np.count_nonzero(row >= 0))
+            shares.take(number, column, count)
+            try:
+                self._evict_own(0, group, number)
+            finally:
+                shares.take(number, column, -count)
 
     def _could_fit(self, tier: int, group: int, count: int, root: int) -> bool:
         shares, column = self._shares, self._column(tier, group)

@@ -9,7 +9,7 @@ one group in a tier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -93,6 +93,10 @@ class Quotas(Protocol):
 
     def shortage(self, tier: int, group: int, count: int, root: int) -> CapacityError:
         """The error that says what is short."""
+        ...
+
+    def make_way(self, rows: Iterable[Slots], root: int) -> None:
+        """What stands above its quota goes for the engine's own slots, a row a group."""
         ...
 
     def check_fits(self, tier: int, needed: Sequence[int], root: int) -> None:

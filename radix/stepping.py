@@ -196,6 +196,9 @@ class Stepping(Driven):
                 unneeded.append(spare)
         except _BAD as error:
             raise of_request(error, len(kept)) from None
+        if self.residency.quotas is not None:
+            for entry, rows_of_it in zip(entries, kept, strict=True):
+                self.residency.quotas.make_way(rows_of_it, entry.lease.cursor.root)
         shared = self._adopted()
         wide = np.concatenate(kept, axis=1) if kept else np.empty((len(rules), 0), np.int32)
         adopted = [row[row != NO_SLOT] for row in wide]

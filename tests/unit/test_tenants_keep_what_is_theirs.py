@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radix import Group, PrefixCache
+from radix import Group, Ownership, PrefixCache, Retention
 from radix.errors import CapacityError, NeverFitsError, RequestError, UnsupportedError
 from radix.keys import Namespace
 from radix.store import FlatStore
@@ -169,6 +169,65 @@ def test_an_insert_beyond_the_quota_stores_less() -> None:
     assert done.created_pages == 8
     lease.release()
     cache.check()
+
+
+def test_slots_of_the_engine_count_once_they_are_inserted() -> None:
+    cache = cache_of(
+        100, Tenants({"scan": Tenant(quota={"device": 8 * 64})}), ownership=Ownership.SHARED
+    )
+    free = list(range(100))
+    for number in range(6):
+        tokens = np.arange(3 * PAGE, dtype=np.int32) + number * 1000
+        _, cursor = cache.match(tokens, namespace=SCAN)
+        lease = cache.lease(cursor)
+        own, free = free[:3], free[3:]
+        if number % 2:
+            cache.insert(tokens, lease, slots=[np.array(own, np.int32)])
+            lease.release()
+        else:
+            cache.insert_many([tokens], [lease], slots=[[np.array(own, np.int32)]])
+            cache.release_many([lease])
+        free += cache.spare(0).tolist()
+        assert cache.tenant_use()["scan"].tiers["device"].blocks == min(8, 3 * number + 3)
+    assert len(free) == 92
+    cache.check()
+
+
+def test_groups_of_one_budget_are_one_pool() -> None:
+    """The tier's bytes are what is divided, whichever group they are of."""
+    groups = [Group.full("kv", 64), Group("near", KV.layout, Retention("window", 32))]
+    tenants = Tenants({"scan": Tenant(quota={"device": 0.5})})
+    tier = IndexTier(limit_bytes=100 * 64)
+    cache = PrefixCache(groups, [tier], page_tokens=PAGE, tenants=tenants)
+    rng = np.random.default_rng(2)
+    chat = rng.integers(0, 1 << 20, 30 * PAGE, np.int32)
+    serve(cache, chat, CHATS)
+    for _ in range(60):
+        serve(cache, rng.integers(0, 1 << 20, 10 * PAGE, np.int32), SCAN)
+        use = cache.tenant_use()["scan"].tiers["device"]
+        assert use.used_bytes <= 50 * 64 == use.quota_bytes
+        cache.check()
+    assert serve(cache, chat, CHATS) >= 28 * PAGE
+    with pytest.raises(NeverFitsError, match="quota of tenant 'scan'"):
+        cache.admit(rng.integers(0, 1 << 20, 40 * PAGE, np.int32), namespace=SCAN)
+
+
+def test_replicas_with_tenants_decide_alike() -> None:
+    def run() -> tuple[list[object], object]:
+        tenants = Tenants({"chats": Tenant(2, floor={"device": 0.1}), "scan": Tenant(0.5)})
+        cache = cache_of(40, tenants, 60, events=True)
+        rng, told = np.random.default_rng(8), []
+        for turn in range(80):
+            space = (CHATS, SCAN, None)[turn % 3]
+            request = cache.admit(rng.integers(0, 3, 6 * PAGE, np.int32), namespace=space)
+            while not request.ready:
+                told += cache.poll()
+            request.computed(6 * PAGE)
+            request.finish()
+            told += cache.poll()
+        return [repr(event) for event in told], cache.tenant_use()
+
+    assert run() == run()
 
 
 def test_keys_have_tenants_too() -> None:
