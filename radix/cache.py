@@ -29,6 +29,7 @@ from radix.events import BlocksStored, Event
 from radix.finding import Finding
 from radix.gate import Gate
 from radix.groups import Group, Rule, check_groups, rule_of
+from radix.hints import Hints, Time
 from radix.holding import Keeps, kept_pages
 from radix.inserting import Inserted as Inserted
 from radix.inserting import Inserting
@@ -43,7 +44,14 @@ from radix.ownership import AdoptedSlots, Ownership, rows_for_prompt
 from radix.plan import Cursor, Demand, Explanation
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.cost import Economy
-from radix.policy.eviction import KEYED_POLICIES, EvictionPolicy, check_policy
+from radix.policy.eviction import (
+    KEYED_POLICIES,
+    PRICED_POLICIES,
+    TIMED_POLICIES,
+    EvictionPolicy,
+    check_policy,
+    prices_of,
+)
 from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
 from radix.pooled import pooled_insert
@@ -65,6 +73,10 @@ from radix.tree import TreeCore
 from radix.writeback import WriteBack
 
 EVERYTHING = Demand()
+
+
+def _no_clock() -> int:
+    return 0
 
 
 class PrefixCache(Stepping, Traffic):
@@ -89,7 +101,7 @@ class PrefixCache(Stepping, Traffic):
         policy: str | EvictionPolicy = "lru",
         write: str = "write_through",
         events: bool = False,
-        clock: Callable[[], int] = lambda: 0,
+        clock: Callable[[], int] | None = None,
         seed: int = 0,
         align_tokens: int = 1,
         checkpoints: Checkpoints | None = None,
@@ -104,12 +116,13 @@ class PrefixCache(Stepping, Traffic):
         ``tiers``: fastest first; they are the cache's from now on and closed with it. ``keys``:
         what a page is in the tree, its ``"tokens"`` or, for prompts with ``content``, a digest,
         ``"xxh3"`` or ``"sha256"`` (see ``PageKeys``). ``events``: keep the stream of blocks stored
-        and removed for ``poll``. ``clock``: ns, for events and limits. ``align_tokens``: hits
-        are multiples of it, beside the groups' own grids. ``checkpoints``: how densely states are
-        kept. ``largest``: ``NeverFitsError`` here already where it would not fit alone. ``write``:
-        blocks go down when they are new (``"write_through"``), when they have to go
-        (``"write_back"``) or when they are asked for again (``"write_after"``). ``limits``: bounds
-        and deadlines of what moves. ``agree``: gives the element-wise minimum over all replicas of
+        and removed for ``poll``. ``clock``: ns, for events, limits and hints (None: 0, and of
+        hints a second is a step told by ``passed``). ``align_tokens``: hits are multiples of it,
+        beside the groups' own grids. ``checkpoints``: how densely states are kept. ``largest``:
+        ``NeverFitsError`` here already where it would not fit alone. ``write``: blocks go down when
+        they are new (``"write_through"``), when they have to go (``"write_back"``) or when they are
+        asked for again (``"write_after"``). ``limits``: bounds and deadlines of what moves.
+        ``agree``: gives the element-wise minimum over all replicas of
         this cache, which are called alike, with fences that are step numbers (``Agreement``).
         ``economy``: load only what loads faster than it is computed. ``tenants``: whose blocks are
         whose. Raises ``ValueError``, ``TypeError``, ``TierError`` for a tier that does not open.
@@ -118,7 +131,9 @@ class PrefixCache(Stepping, Traffic):
         self.page_tokens = page_tokens_of(page_tokens)
         self.keys = PageKeys(keys, self.page_tokens)
         bounds = check_writes(write, limits)
-        self.agreement = Agreement(agree, tiers_of(tiers), clock, timed=bounds.timed)
+        self._timed = check_policy(policy) in TIMED_POLICIES
+        timed = bounds.timed or self._timed
+        self.agreement = Agreement(agree, tiers_of(tiers), clock or _no_clock, timed=timed)
         media = self.agreement.tiers
         check_supported(self.groups, len(media), self.page_tokens)
         rules = tuple(rule_of(group, self.page_tokens) for group in self.groups)
@@ -128,10 +143,29 @@ class PrefixCache(Stepping, Traffic):
         self._events: list[Event] = []
         self._clock = self.agreement.clock
         self.gate = Gate()
+        self.fences = Fences()
+        self._time = Time(clock and self._clock, lambda: self.fences.step)
+        self.tree = self._ordered(policy, rules, placed, seed, events)
+        self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
+        shares = told_apart(tenants, policy, self.tree, self.groups, placed)
+        self._place(placed, rules, shares, events)
+        self._assemble(media, write, checkpoints, bounds)
+        self._judge = judge_of(self.transfers, economy, self.align_tokens, self._events, agree)
+        self._open(media, largest)
+
+    def _ordered(
+        self,
+        policy: str | EvictionPolicy,
+        rules: tuple[Rule, ...],
+        placed: tuple[Tier, ...],
+        seed: int,
+        events: bool,
+    ) -> TreeCore:
+        """The tree, with its order of eviction, which is told what it goes by."""
+        self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
         order = check_policy(policy)
         known_again = events or len(placed) > 1 or self._lent or order in KEYED_POLICIES
-        self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
-        self.tree = TreeCore(
+        tree = TreeCore(
             self.keys.page_bytes,
             groups=rules,
             tiers=len(placed),
@@ -141,13 +175,10 @@ class PrefixCache(Stepping, Traffic):
             policy=order,
             seed=seed,
         )
-        ask_policy(self.tree, policy, self.metrics, self.gate)
-        self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
-        shares = told_apart(tenants, policy, self.tree, self.groups, placed)
-        self._place(placed, rules, shares, events)
-        self._assemble(media, write, checkpoints, bounds)
-        self._judge = judge_of(self.transfers, economy, self.align_tokens, self._events, agree)
-        self._open(media, largest)
+        ask_policy(tree, policy, self.metrics, self.gate)
+        if order in PRICED_POLICIES:
+            tree.price(prices_of(self.groups, placed))
+        return tree
 
     def _placed(self, media: tuple[Tier, ...], ownership: Ownership) -> tuple[Tier, ...]:
         """Says who owns the first tier's slots; the tiers that the tree places blocks in."""
@@ -170,7 +201,7 @@ class PrefixCache(Stepping, Traffic):
     ) -> None:
         """Puts the tree's blocks into tiers, which count slots by tenant if told to."""
         self._dropped: deque[int] = deque()
-        self._home = Home(self.tree, self._dropped, self.gate)
+        self._home = Home(self.tree, self._dropped, self.gate, self._time)
         stream = self._events if events else None
         if shares is not None:
             self.tiers = self.opened = (*self.tiers[: self._lent], *shares.fronts)
@@ -185,7 +216,6 @@ class PrefixCache(Stepping, Traffic):
     ) -> None:
         """Puts what moves blocks, and what serves requests, over the tree and its tiers."""
         lent, clock, events = self._lent, self._clock, self._events
-        self.fences = Fences()
         self.transfers = Transfers(
             self.residency,
             clock,
@@ -200,7 +230,15 @@ class PrefixCache(Stepping, Traffic):
         self._back = WriteBack(self.transfers, bounds, enabled=write == "write_back")
         page, align = self.page_tokens, self.align_tokens
         self.requests = Requests(
-            self.residency, self.transfers, self.fences, page, clock, events, align, checkpoints
+            self.residency,
+            self.transfers,
+            self.fences,
+            page,
+            clock,
+            events,
+            align,
+            checkpoints,
+            self._time,
         )
         self._coarse = align > page
         self.align_tokens = align = self.requests.align_tokens
@@ -251,6 +289,7 @@ class PrefixCache(Stepping, Traffic):
         leave: int = 1,
         content: object = None,
         demand: Demand = EVERYTHING,
+        hints: Hints | None = None,
     ) -> Request:
         """Starts a request: pins its hit, reserves its pages, starts the loads, all or nothing.
 
@@ -262,12 +301,20 @@ class PrefixCache(Stepping, Traffic):
         lengths in tokens, as the end of the system prompt, at which a later request is to hit.
         ``leave``: tokens at the end that are computed in any case. ``content``: the images and
         the like in the prompt, ``Content`` each (of a cache whose ``keys`` are digests).
-        ``demand``: what of the hit is read; a view of it where the slots are borrowed. Raises
-        ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: the prompt.
+        ``demand``: what of the hit is read; a view of it where the slots are borrowed. ``hints``:
+        what is said of its blocks once it ends or is preempted, unless ``finish`` says more.
+        Raises ``NeverFitsError``, ``CapacityError``, ``ValueError``, ``TypeError``. Cost: prompt.
         """
         prompt = prompt_of(tokens)
         terms = terms_of(
-            len(prompt), new_tokens, cacheable_upto, chunk_tokens, boundaries, demand, self.groups
+            len(prompt),
+            new_tokens,
+            cacheable_upto,
+            chunk_tokens,
+            boundaries,
+            demand,
+            hints,
+            self.groups,
         )
         if demand.view is not None and not self._lent:
             raise ValueError("demand: a view of blocks that the cache would share as whole ones")
@@ -278,6 +325,7 @@ class PrefixCache(Stepping, Traffic):
         )
         with self.gate:
             self._drain()
+            self._tell_time()
             asked = self._prompts.of(prompt, namespace, content)
             work = self._start(asked, rows, most // page, terms, left)
             return Request(self, work, namespace)
@@ -303,6 +351,7 @@ class PrefixCache(Stepping, Traffic):
         with self.gate:
             self._drain()
             self.agreement.tick()
+            self._tell_time()
             self.transfers.poll(self._ended)
             self._keeps.run()
             self.requests.run()

@@ -14,6 +14,7 @@ from radix._native import Match, tree_column, tree_match
 from radix.arguments import count_of, int32, number_below, numbers_of, slots_of
 from radix.content import PageKeys, Prompt
 from radix.errors import RequestError
+from radix.hints import Time
 from radix.inserting import Inserted, Inserting, Rows
 from radix.keys import Namespace, check_range
 from radix.lease import Home, Lease, mask_of
@@ -35,9 +36,16 @@ class Driven(Serving):
     _coarse: bool
     _seen: Cursor
     _home: Home
+    _time: Time
+    _timed: bool
     _dropped: deque[int]
     _inserting: Inserting
     _pooled: PooledInsert | None
+
+    def _tell_time(self) -> None:
+        """What time it is, where the order of eviction goes by it."""
+        if self._timed:
+            self.tree.tell_time(self._time.now())
 
     def _adopted(self) -> AdoptedSlots:
         if self._shared is None:
@@ -96,6 +104,8 @@ class Driven(Serving):
                 gate.refuse()
             if self._dropped:
                 self._drain()
+            if self._timed:
+                self._tell_time()
             mask = EVERY_GROUP if groups is None else mask_of(groups, len(self.groups))
             return Lease(self._home, cursor, mask)
         finally:
@@ -203,6 +213,8 @@ class Driven(Serving):
                 gate.refuse()
             if self._dropped:
                 self._drain()
+            if self._timed:
+                self._tell_time()
             self._known(group, tier)
             resident = tree_column(tree.capsule, group * tree.tiers + tier)[0]
             slots = self.residency.evict(tier, group, min(wanted, resident))

@@ -11,9 +11,11 @@ what no transfer holds any more is gone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from radix.errors import RequestError
 from radix.events import Event, RequestEvent, RequestState
+from radix.hints import Hints, Time, said_of
 from radix.keeping import Keeping
 from radix.lifecycle import LIVE, Fence, Fences, Work
 from radix.loading import Loading
@@ -38,6 +40,7 @@ class Ending:
         stages: Stages,
         clock: Callable[[], int],
         events: list[Event],
+        time: Time,
     ) -> None:
         self.works: dict[int, Work] = {}
         self.pinned: dict[int, Work] = {}
@@ -49,9 +52,19 @@ class Ending:
         self._stages = stages
         self._clock = clock
         self._events = events
+        self._time = time
 
-    def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
+    def finish(
+        self,
+        work: Work,
+        cacheable: int | None,
+        fence: Fence,
+        what: str = "finish",
+        hints: Hints | None = None,
+    ) -> None:
         """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
+        if hints is not None:
+            work.terms = replace(work.terms, hints=hints)
         if work.quiet:
             self._end_preempted(work, cacheable)
             return
@@ -131,7 +144,13 @@ class Ending:
         if work.kept is not None:
             self._residency.tree.move(work.lease, work.at._replace(pages=work.kept))
             self._forget(work)
+        tree, hints = self._residency.tree, work.terms.hints
+        end = tree.lease_end(work.at.root, work.lease) if hints is not None else work.at
         self.unpin(work, stamp=True)
+        if hints is not None:
+            now = self._time.now()
+            tree.tell_time(now)
+            tree.hint(end, said_of(hints, now))
 
     def _cut(self, work: Work) -> None:
         """What may be kept of it, where that is not all."""

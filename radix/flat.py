@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
+from radix.hints import Said
 from radix.tier import Keys, Slots
 from radix.tree import TreeCore, raise_status
 
@@ -116,6 +117,11 @@ class FlatCore:
     def touch(self, nodes: Handles) -> None:
         """Makes nodes the most recently used, in order; those that are gone are passed over."""
         raise_status(lib.rdx_flat_touch(self.tree.native, _handles(nodes), len(nodes)))
+
+    def hint(self, nodes: Handles, said: Said) -> None:
+        """Notes what a request says of nodes; those that are gone are passed over."""
+        row = ffi.new("rdx_hint *", said)
+        raise_status(lib.rdx_flat_hint(self.tree.native, _handles(nodes), len(nodes), row))
 
     def drop(self, nodes: Handles, column: int) -> Slots:
         """Takes each node's block out of a column; its slot, -1 where there was none.

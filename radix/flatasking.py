@@ -5,20 +5,22 @@ I34 (hits and misses add up to what was asked).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
 from radix.arguments import number_below
+from radix.errors import LeaseError
 from radix.flat import FlatCore
 from radix.flatfinding import FlatFinding
 from radix.flatmoves import FlatTransfers
 from radix.flatresidency import FlatResidency
 from radix.groups import Group
+from radix.hints import Hints, Time, check_hints, said_of
 from radix.keys import Namespace
-from radix.keysets import Mask, deepest_first, keys_of, positions_of
+from radix.keysets import FlatLease, Mask, deepest_first, keys_of, positions_of
 from radix.namespaces import Namespaces
 from radix.tenancy import Tenancy
 from radix.tier import Slots, Tier, TierMode
@@ -81,6 +83,9 @@ class FlatAsking(Tenancy):
     tree: TreeCore
     residency: FlatResidency
     transfers: FlatTransfers
+    _clock: Callable[[], int] | None
+    _time: Time
+    _timed: bool
     _spaces: Namespaces
     _probers: dict[Namespace | None, Prober]
     _finding: FlatFinding
@@ -89,6 +94,54 @@ class FlatAsking(Tenancy):
         """By what the tree knows a namespace now."""
         with self.gate:
             return self._space(namespace)[0]
+
+    def release(self, lease: FlatLease, *, hints: Hints | None = None) -> None:
+        """Gives a lease back. ``hints``: what is said of its keys. ``LeaseError`` if done before,
+        or for another store's.
+        """
+        if not lease.belongs_to(self.gate):
+            raise LeaseError("the lease belongs to another store")
+        said = self._said(hints)
+        lease.release()
+        if said is not None and not self.gate.closed:
+            with self.gate:
+                lease.hint(said_of(said, self._tell_time()))
+
+    def touch(
+        self,
+        keys: object,
+        *,
+        namespace: Namespace | None = None,
+        positions: object = None,
+        hints: Hints | None = None,
+    ) -> None:
+        """Makes the keys that are there the most recently used, the deepest the oldest of them.
+        ``hints``: what is said of them. Cost: the keys.
+        """
+        asked, said = keys_of("keys", keys, self.key_bytes), self._said(hints)
+        order = deepest_first(positions_of(positions, len(asked)))
+        with self.gate:
+            now = self._tell_time()
+            _, core = self._space(namespace)
+            nodes = core.find(asked)[order]
+            core.touch(nodes)
+            if said is not None:
+                core.hint(nodes, said_of(said, now))
+
+    def _said(self, hints: object) -> Hints | None:
+        said = check_hints(hints)
+        if said is not None and said.timed and self._clock is None:
+            raise ValueError("hints say seconds, and the store has no clock")
+        return said
+
+    def _tell_time(self) -> int:
+        """What time it is, in microseconds; the order of eviction knows it from now on."""
+        if self._clock is None:
+            return 0
+        now = self._time.now()
+        if self._timed:
+            self.tree.tell_time(now)
+        return now
 
     @abstractmethod
     def _drain(self) -> None:

@@ -19,6 +19,7 @@ from radix._native import ffi, lib
 from radix.errors import LeaseError
 from radix.flat import FlatCore, Handles
 from radix.gate import Gate
+from radix.hints import Said
 from radix.plan import Pages
 from radix.tier import Keys, Slots
 
@@ -202,6 +203,10 @@ class FlatLease:
             with self._owner:
                 self._core.release(self._leases)
         self._leases = None
+
+    def hint(self, said: Said) -> None:
+        """Notes what is said of its keys; those that are gone are passed over. The owner's call."""
+        self._core.hint(self.nodes, said)
 
     def belongs_to(self, owner: Gate) -> bool:
         """Whether it was given by the store with this gate."""

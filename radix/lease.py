@@ -13,6 +13,7 @@ from radix._native import lease_release, lease_take
 from radix.arguments import number_below
 from radix.errors import LeaseError
 from radix.gate import Gate
+from radix.hints import Hints, Time, check_hints, said_of
 from radix.plan import Cursor
 from radix.steps import CursorRows, of_request
 from radix.tree import BY_RULE, EVERY_GROUP, TreeCore
@@ -29,14 +30,17 @@ def mask_of(groups: Sequence[object], count: int) -> int:
 
 
 class Home:
-    """What all leases of a cache share: its tree, the list of those that were dropped, its gate."""
+    """What all leases of a cache share: its tree, the list of those that were dropped, its gate,
+    and its time.
+    """
 
-    __slots__ = ("dropped", "gate", "tree")
+    __slots__ = ("dropped", "gate", "time", "tree")
 
-    def __init__(self, tree: TreeCore, dropped: deque[int], gate: Gate) -> None:
+    def __init__(self, tree: TreeCore, dropped: deque[int], gate: Gate, time: Time) -> None:
         self.tree = tree
         self.dropped = dropped
         self.gate = gate
+        self.time = time
 
 
 class Lease:
@@ -73,20 +77,33 @@ class Lease:
             raise LeaseError("the lease belongs to another cache")
         return self._id
 
-    def release(self) -> None:
-        """Gives it back; its path becomes the most recently used. ``LeaseError`` if done before,
-        ``BusyError`` while another thread's call runs. A closed cache holds nothing any more.
+    def release(self, *, hints: Hints | None = None) -> None:
+        """Gives it back; its path becomes the most recently used. ``hints``: what is said of it.
+        ``LeaseError`` if done before, ``BusyError`` while another thread's call runs. A closed
+        cache holds nothing any more.
         """
         home = self._home
         number, gate = self.native(home.tree), home.gate
+        said = check_hints(hints)
         if not gate.closed:
             if not gate.take(False):
                 gate.refuse()
             try:
-                lease_release(home.tree.capsule, number, 1)
+                if said is None:
+                    lease_release(home.tree.capsule, number, 1)
+                else:
+                    self._release_hinted(number, said)
             finally:
                 gate.leave()
         self._id = 0
+
+    def _release_hinted(self, number: int, said: Hints) -> None:
+        tree, now = self._home.tree, self._home.time.now()
+        tree.tell_time(now)
+        end = tree.lease_end(self.cursor.root, number)
+        lease_release(tree.capsule, number, 1)
+        self._id = 0
+        tree.hint(end, said_of(said, now))
 
     def narrow(self, groups: Sequence[int]) -> None:
         """Lets go of what it pins of other groups than these, but for groups of which every block

@@ -22,6 +22,7 @@ from radix.arguments import at_least_one, boundaries_of, count_of
 from radix.content import Chain
 from radix.events import RequestState
 from radix.groups import Group, Rule
+from radix.hints import Hints, check_hints
 from radix.keys import Tokens
 from radix.plan import Cursor, Demand, Move
 from radix.tier import Slots
@@ -195,7 +196,8 @@ def whole_blocks(rule: Rule, pages: int) -> int:
 class Terms:
     """What a request asks for beside its prompt; all in tokens. ``new``: room to reserve for what
     is sampled; ``cacheable``: how much may be kept; ``chunk``: the most that a step computes;
-    ``boundaries``: lengths at which a hit is to be possible later.
+    ``boundaries``: lengths at which a hit is to be possible later; ``hints``: of its blocks, unless
+    its end says others.
     """
 
     new: int = 0
@@ -203,6 +205,7 @@ class Terms:
     chunk: int | None = None
     boundaries: tuple[int, ...] = ()
     demand: Demand = field(default_factory=Demand)
+    hints: Hints | None = None
 
 
 def terms_of(
@@ -212,6 +215,7 @@ def terms_of(
     chunk_tokens: int | None,
     boundaries: Sequence[object],
     demand: object,
+    hints: object,
     groups: Sequence[Group],
 ) -> Terms:
     """What an admission asks for, checked; ``ValueError`` or ``TypeError`` names the argument."""
@@ -230,6 +234,7 @@ def terms_of(
         chunk=None if chunk_tokens is None else at_least_one("chunk_tokens", chunk_tokens),
         boundaries=tuple(boundaries_of(boundaries, prompt_tokens)),
         demand=demand,
+        hints=check_hints(hints),
     )
 
 

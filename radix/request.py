@@ -16,6 +16,7 @@ from radix.errors import TierError
 from radix.events import Event, RequestState
 from radix.gate import Gate
 from radix.groups import Group
+from radix.hints import Hints, check_hints
 from radix.keys import Namespace
 from radix.lifecycle import LIVE, Fence, Held, Work, as_fence
 from radix.requests import Requests
@@ -289,17 +290,25 @@ class Request:
             self._work, self._namespace, new_tokens, slots, device_tokens
         )
 
-    def finish(self, *, cacheable_upto: int | None = None, fence: Fence = None) -> None:
+    def finish(
+        self,
+        *,
+        cacheable_upto: int | None = None,
+        fence: Fence = None,
+        hints: Hints | None = None,
+    ) -> None:
         """No more tokens will be sampled. Stores what is full, then FINALIZED, then RELEASED.
 
         ``cacheable_upto``: tokens of which the state may be kept (a chat format that drops its
         thinking); what was cached before this request stays. ``fence``: until it passes, the slots
-        of this request, private ones and those of its prefix, are given to nobody.
+        of this request, private ones and those of its prefix, are given to nobody. ``hints``: what
+        is said of its blocks (None: what the admission said); where its slots go, they count.
         """
+        said = check_hints(hints)
         limit = None if cacheable_upto is None else count_of("cacheable_upto", cacheable_upto)
         free = as_fence("fence", fence)
         with self._cache.gate:
-            self._cache.requests.finish(self._work, limit, free)
+            self._cache.requests.finish(self._work, limit, free, hints=said)
 
     def abort(self, *, fence: Fence = None) -> None:
         """Ends it early, by the same path, with what is computed."""

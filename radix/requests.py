@@ -21,6 +21,7 @@ from radix.content import Prompt
 from radix.ending import Ending
 from radix.errors import CapacityError, InvariantError, RequestError
 from radix.events import Event, RequestState
+from radix.hints import Hints, Time
 from radix.keeping import Keeping
 from radix.keys import Tokens
 from radix.lifecycle import LIVE, Fence, Fences, Held, Terms, Work
@@ -53,6 +54,7 @@ class Requests:
         events: list[Event],
         align_tokens: int = 1,
         checkpoints: Checkpoints | None = None,
+        time: Time | None = None,
     ) -> None:
         self.residency = residency
         self.transfers = transfers
@@ -70,7 +72,15 @@ class Requests:
         )
         self.stages = Stages(self.keeping, self.append)
         self.ending = Ending(
-            residency, transfers, fences, self.loading, self.keeping, self.stages, clock, events
+            residency,
+            transfers,
+            fences,
+            self.loading,
+            self.keeping,
+            self.stages,
+            clock,
+            events,
+            time or Time(clock, lambda: fences.step),
         )
         self.works = self.ending.works
         self.placed = self.loading.placed
@@ -370,9 +380,16 @@ class Requests:
         work.computed = max(work.computed, tokens)
         self.keeping.advanced(work, before, self.ending.cacheable(work), reuse)
 
-    def finish(self, work: Work, cacheable: int | None, fence: Fence, what: str = "finish") -> None:
+    def finish(
+        self,
+        work: Work,
+        cacheable: int | None,
+        fence: Fence,
+        what: str = "finish",
+        hints: Hints | None = None,
+    ) -> None:
         """No more tokens: GENERATION_DONE now, the rest as stores and transfers allow."""
-        self.ending.finish(work, cacheable, fence, what)
+        self.ending.finish(work, cacheable, fence, what, hints)
 
     def preempt(self, work: Work, fence: Fence) -> None:
         """Gives up what it holds, by the path of an end that is told to nobody."""

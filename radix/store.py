@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from radix.arguments import slots_of, tiers_of
-from radix.errors import LeaseError, RequestError, UnsupportedError
+from radix.errors import RequestError, UnsupportedError
 from radix.events import BlocksStored, Event
 from radix.flat import FlatCore, Handles
 from radix.flatasking import FlatAsking
@@ -24,6 +24,7 @@ from radix.flatplans import Offer, offer_of
 from radix.flatresidency import FlatResidency
 from radix.gate import Gate
 from radix.groups import Group, check_groups
+from radix.hints import Time
 from radix.holding import Keep, Keeps, lasting, most_bytes
 from radix.keys import Namespace
 from radix.keysets import (
@@ -43,7 +44,7 @@ from radix.metrics import Metrics
 from radix.namespaces import Namespaces
 from radix.ownership import Ownership
 from radix.plan import Pages
-from radix.policy.eviction import EvictionPolicy, check_policy
+from radix.policy.eviction import PRICED_POLICIES, TIMED_POLICIES, EvictionPolicy, check_policy
 from radix.policy.given import ask_policy
 from radix.policy.limits import Limits, check_writes
 from radix.quotas import install, told_apart
@@ -90,7 +91,7 @@ class FlatStore(FlatAsking):
         policy: str | EvictionPolicy = "lru",
         write: str = "write_through",
         events: bool = False,
-        clock: Callable[[], int] = lambda: 0,
+        clock: Callable[[], int] | None = None,
         seed: int = 0,
         limits: Limits | None = None,
         tenants: Tenants | None = None,
@@ -100,7 +101,8 @@ class FlatStore(FlatAsking):
         ``tiers``: fastest first; they are the store's from now on and closed with it. With
         ``Ownership.BORROWED`` the first is memory of the engine's, whose rows ``store`` and
         ``load`` name; numbers of tiers count from the one behind it. ``events``: keep the stream
-        of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events and limits.
+        of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events, limits and
+        hints (None: 0, and hints that say seconds are refused).
         ``write``: keys go down when they are new (``"write_through"``), when they are leased or
         offered again (``"write_after"``), or never (``"none"``).
         ``limits``: of these ``stores``, ``loads``, ``breaker`` and ``load_deadline`` count, the
@@ -114,6 +116,7 @@ class FlatStore(FlatAsking):
         lent = ownership is Ownership.BORROWED
         _check_ownership(ownership, len(media))
         bounds = check_writes(write, limits)
+        self._clock, self._time = clock, Time(clock, lambda: 0)
         if write == "write_back":
             raise UnsupportedError("write 'write_back' is not in this version of a flat store")
         persistent = [tier.name for tier in media if tier.capability.persistent]
@@ -124,21 +127,11 @@ class FlatStore(FlatAsking):
         self._events: list[Event] = []
         self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
-        order = check_policy(policy)
-        self.tree = TreeCore(
-            self.key_bytes,
-            groups=len(self.groups),
-            tiers=len(self.tiers),
-            check_ids=False,
-            keep_keys=False,
-            policy=order,
-            seed=seed,
-        )
-        ask_policy(self.tree, policy, self.metrics, self.gate)
+        self.tree = self._ordered(policy, seed)
         self._place(media, told_apart(tenants, policy, self.tree, self.groups, self.tiers), events)
         self.transfers = FlatTransfers(
             self.residency,
-            clock,
+            clock or (lambda: 0),
             self._spaces.names,
             media[1:] if lent else media,
             media[0] if lent else None,
@@ -162,6 +155,24 @@ class FlatStore(FlatAsking):
         )
         self.residency.root_names = self._spaces.names
         install(self.residency, self._spaces, shares)
+
+    def _ordered(self, policy: str | EvictionPolicy, seed: int) -> TreeCore:
+        """The tree, with its order of eviction."""
+        order = check_policy(policy)
+        if order in PRICED_POLICIES:
+            raise UnsupportedError(f"policy {order!r} needs positions, which keys do not have")
+        self._timed = order in TIMED_POLICIES
+        tree = TreeCore(
+            self.key_bytes,
+            groups=len(self.groups),
+            tiers=len(self.tiers),
+            check_ids=False,
+            keep_keys=False,
+            policy=order,
+            seed=seed,
+        )
+        ask_policy(tree, policy, self.metrics, self.gate)
+        return tree
 
     def _open(self, media: tuple[Tier, ...]) -> None:
         share = self.transfers.limits.keep_share
@@ -196,6 +207,7 @@ class FlatStore(FlatAsking):
         places = positions_of(positions, len(asked))
         order = deepest_first(places)
         with self.gate:
+            self._tell_time()
             _, core = self._space(namespace)
             lease = FlatLease(core, core.find(asked), order, self._dropped, self.gate)
             self._epochs.leases.add(lease)
@@ -212,12 +224,6 @@ class FlatStore(FlatAsking):
         for group in range(len(self.groups)):
             for source in range(self.transfers.deepest):
                 self.transfers.store(offer_of(root, group, source, keys, positions))
-
-    def release(self, lease: FlatLease) -> None:
-        """Gives a lease back. ``LeaseError`` if done before, or for another store's."""
-        if not lease.belongs_to(self.gate):
-            raise LeaseError("the lease belongs to another store")
-        lease.release()
 
     def keep(
         self,
@@ -244,19 +250,6 @@ class FlatStore(FlatAsking):
             _, core = self._space(namespace)
             return keep_keys(self.gate, self._keeps, self.residency, core, asked, patience, most)
 
-    def touch(
-        self, keys: object, *, namespace: Namespace | None = None, positions: object = None
-    ) -> None:
-        """Makes the keys that are there the most recently used, the deepest the oldest of them.
-
-        Cost: the keys.
-        """
-        asked = keys_of("keys", keys, self.key_bytes)
-        order = deepest_first(positions_of(positions, len(asked)))
-        with self.gate:
-            _, core = self._space(namespace)
-            core.touch(core.find(asked)[order])
-
     # ------------------------------------------------------------ bringing
     def reserve(
         self,
@@ -278,6 +271,7 @@ class FlatStore(FlatAsking):
         places = positions_of(positions, len(asked))
         kept = None if keep is None else keys_of("keep", keep, self.key_bytes)
         with self.gate:
+            self._tell_time()
             _, core = self._space(namespace)
             taken = self._reservations.reserve(core, group, asked, places, kept)
             order = deepest_first(places)
@@ -440,6 +434,7 @@ class FlatStore(FlatAsking):
         """
         with self.gate:
             self._drain()
+            self._tell_time()
             self.transfers.run()
             self._finding.run()
             self._keeps.run()

@@ -32,10 +32,19 @@ from radix._native import (
 )
 from radix.errors import InvariantError, StaleError
 from radix.groups import Rule
+from radix.hints import Said
 from radix.plan import Cursor
 from radix.steps import EVERY_GROUP, Steps
 from radix.tier import Keys, Slots
-from radix.treeparts import ColumnStats, NodeView, TreeStats, raise_status, rows_of, set_policy
+from radix.treeparts import (
+    ColumnStats,
+    NodeView,
+    Price,
+    TreeStats,
+    raise_status,
+    rows_of,
+    set_policy,
+)
 
 __all__ = [
     "BY_RULE",
@@ -62,6 +71,10 @@ def _match(m: Any) -> Match:
     return Match(
         (m.device_pages, m.hit_pages, structural.pages, m.limit_pages, m.stop, structural.node)
     )
+
+
+def _hint(said: Said) -> object:
+    return ffi.new("rdx_hint *", said)
 
 
 class TreeCore(Steps):
@@ -118,6 +131,21 @@ class TreeCore(Steps):
         self._cursor = ffi.new("rdx_cursor *")
         self._u32 = ffi.new("uint32_t[2]")
         self._i32 = ffi.new("int32_t *")
+
+    def price(self, prices: Sequence[Price]) -> None:
+        """Says what each column's blocks save, for the policy ``cost``, before there are any.
+        ``ValueError`` for numbers that are not above 0.
+        """
+        for column, each in enumerate(prices):
+            raise_status(lib.rdx_policy_price(self.native, column, *each))
+
+    def tell_time(self, now_us: int) -> None:
+        """What time it is, for the policy ``priority``; never backwards. Cost: what falls due."""
+        lib.rdx_policy_time(self.native, now_us)
+
+    def hint(self, cursor: Cursor, said: Said) -> None:
+        """Notes what a request says of the path to ``cursor``. Cost: the path's nodes."""
+        raise_status(lib.rdx_policy_hint(self.native, self._at(cursor), _hint(said)))
 
     def column(self, group: int, tier: int) -> int:
         """The number of the column of (group, tier)."""

@@ -49,6 +49,17 @@ def set_policy(native: Any, name: str) -> None:
     raise_status(lib.rdx_policy_set(native, number))
 
 
+class Price(NamedTuple):
+    """What the blocks of one column save: FLOPs of a token, ``quadratic`` more for each before it,
+    for ``block_bytes`` that a block takes. Columns of one ``pool`` make room for each other.
+    """
+
+    linear: float
+    quadratic: float
+    block_bytes: int
+    pool: int
+
+
 class NodeView(NamedTuple):
     """One node, for iteration: ``start`` pages lie before its edge of ``pages``."""
 

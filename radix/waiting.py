@@ -27,6 +27,7 @@ from radix.arguments import at_least_one, count_of, prompt_of, seconds_of, stora
 from radix.cache import EVERYTHING, PrefixCache
 from radix.errors import CapacityError, NeverFitsError, RequestError, TierError
 from radix.events import Event, RequestState
+from radix.hints import Hints
 from radix.keys import Namespace, Tokens
 from radix.lifecycle import LIVE, Fence, terms_of
 from radix.ownership import Ownership
@@ -50,6 +51,7 @@ class Ask:
     leave: int
     content: object
     demand: Demand
+    hints: Hints | None
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +151,7 @@ class Waiting:
         leave: int = 1,
         content: object = None,
         demand: Demand = EVERYTHING,
+        hints: Hints | None = None,
     ) -> Waiter:
         """Puts a request behind all others; it holds nothing until a tick lets it in.
 
@@ -160,7 +163,7 @@ class Waiting:
         prompt = prompt_of(tokens).copy()
         groups = self._cache.groups
         terms = terms_of(
-            len(prompt), new_tokens, cacheable_upto, chunk_tokens, boundaries, demand, groups
+            len(prompt), new_tokens, cacheable_upto, chunk_tokens, boundaries, demand, hints, groups
         )
         if terms.demand.view is not None:
             raise ValueError("demand: a view of blocks that the cache would share as whole ones")
@@ -179,6 +182,7 @@ class Waiting:
             leave=at_least_one("leave", leave),
             content=content,
             demand=terms.demand,
+            hints=terms.hints,
         )
         waiter = Waiter(self._next, prompt, ask, self._longest_step(most, terms.chunk))
         self._next += 1
@@ -265,6 +269,7 @@ class Waiting:
                         leave=ask.leave,
                         content=ask.content,
                         demand=ask.demand,
+                        hints=ask.hints,
                     )
             except CapacityError:
                 if step is None or step == 1 or waiter.request is not None or self._may_free():

@@ -8,15 +8,27 @@ import numpy as np
 from hypothesis import strategies as st
 
 from radix.gate import Gate
+from radix.hints import Hints, said_of
 from radix.metrics import Metrics
 from radix.policy.eviction import EvictionPolicy, check_policy
 from radix.policy.given import ask_policy
 from radix.tree import Cursor, TreeCore
-from tests.refpolicies import REFERENCES, Pin, Prompt, Reference
+from radix.treeparts import Price
+from tests.refpolicies import REFERENCES, Cost, Lru, Pin, Prompt, Reference
 
+US = 1_000_000
 COLUMN = np.zeros(1, np.uint32)
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
+HINTS = st.builds(
+    Hints,
+    expects_return=st.none() | st.integers(0, 30),
+    keep_for=st.none() | st.integers(0, 30),
+    priority=st.none() | st.integers(-2, 2),
+)
+ENDED = st.builds(Hints, keep_for=st.none() | st.integers(0, 9), ended=st.just(True))
 STEPS = st.one_of(
+    st.tuples(st.just("hint"), PROMPTS, HINTS | ENDED),
+    st.tuples(st.just("tell"), st.integers(1, 20)),
     st.tuples(st.just("begin"), PROMPTS),
     st.tuples(st.just("finish"), st.integers(0, 9), st.booleans()),
     st.tuples(st.just("serve"), PROMPTS),
@@ -36,6 +48,8 @@ class Pair:
         ask_policy(self.tree, policy, self.metrics, Gate())
         self.reference: Reference = REFERENCES[reference or check_policy(policy)]()
         self.root = self.tree.root()
+        if isinstance(self.reference, Cost):
+            self.tree.price([Price(*Cost.price[:3], 0)])
         self.room, self.used, self.numbers = room, 0, 0
         self.open: list[tuple[Prompt, int, Cursor, Pin]] = []
 
@@ -72,6 +86,20 @@ class Pair:
             self.tree.touch(cursor)
             self.reference.touch(prompt)
 
+    def hint(self, prompt: Prompt, hints: Hints) -> None:
+        """Says something of what is there, in whole seconds."""
+        cursor, said = self._find(prompt), said_of(hints, self.reference.now * US)
+        if not cursor.pages or (isinstance(self.reference, Lru) and self.reference.pinned(prompt)):
+            return  # the list alone knows no order of what is pinned
+        whole = said._replace(returns=said.returns // US, until=said.until // US)
+        self.tree.hint(cursor, whole)
+        self.reference.hint(prompt, whole)
+
+    def tell(self, seconds: int) -> None:
+        """Time goes by."""
+        self.reference.tell(self.reference.now + seconds)
+        self.tree.tell_time(self.reference.now)
+
     def evict(self, count: int) -> int:
         """Both take the same slots in the same order."""
         slots = np.zeros(count, np.int32)
@@ -107,3 +135,11 @@ class Pair:
         self.tree.check()
         assert self.tree.column_stats(0).resident == self.used
         assert sum(len(run.pages) for run in self.reference.runs()) == self.used
+
+
+def some_hints(random: np.random.Generator) -> Hints:
+    """Hints of any kind."""
+    times = [None if random.random() < 0.5 else int(random.integers(1, 40)) for _ in range(2)]
+    ended = bool(random.random() < 0.2)
+    priority = None if random.random() < 0.7 else int(random.integers(-2, 3))
+    return Hints(None if ended else times[0], times[1], priority, ended)

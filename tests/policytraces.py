@@ -4,6 +4,7 @@ chain of block ids, and an id always follows the same one, as in a trace of real
 ``chats``: conversations of a few turns over two shared system prompts, many open at a time, most of
 them over after one turn. ``agents``: few long contexts that grow at every turn, more than fit, each
 used again soon. ``scan``: prompts that nobody asks again run through a handful that everybody does.
+``sessions``: sessions whose tools take a second or a minute, with the time of each request.
 """
 
 from __future__ import annotations
@@ -67,6 +68,31 @@ def scan(seed: int, requests: int = 900) -> Requests:
             done.append(list(known[min(int(random.geometric(0.3)), 8) - 1]))
         else:
             done.append(ids.take(int(random.integers(2, 6))))
+    return done
+
+
+def sessions(seed: int, requests: int = 900) -> list[tuple[int, str, list[int]]]:
+    """Milliseconds, a session and its prompt, in order of time. Two sessions in three call tools
+    that are quick, the others wait for people; a tenth of the requests are a session's last.
+    """
+    random, ids, done = np.random.default_rng(seed), _Ids(), []
+    system = ids.take(6)
+    due: list[tuple[int, int]] = []  # the next request of each session
+    contexts: dict[int, list[int]] = {}
+    for number in range(20):
+        contexts[number] = system + ids.take(int(random.integers(2, 8)))
+        due.append((int(random.integers(0, 20_000)), number))
+    while len(done) < requests:
+        now, number = min(due)
+        due.remove((now, number))
+        contexts[number] = contexts[number] + ids.take(int(random.integers(0, 3)))
+        done.append((now, f"s{number}", contexts[number]))
+        think = 1000 if number % 3 else 60_000
+        if random.random() < 0.1:
+            del contexts[number]
+            number, think = max(contexts) + len(done), 5000
+            contexts[number] = system + ids.take(int(random.integers(2, 8)))
+        due.append((now + 1 + int(random.exponential(think)), number))
     return done
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from radix.hints import Said
+
 Prompt = tuple[int, ...]
 ALWAYS = 1 << 64
 
@@ -23,6 +25,7 @@ class Run:
     last: int = 0
     uses: int = 0
     queue: int = 0
+    said: dict[str, int] = field(default_factory=dict)
 
     @property
     def held(self) -> bool:
@@ -45,6 +48,7 @@ class Reference:
         self.root = Run([], [], None)
         self.clock = 0
         self.came = 0
+        self.now = 0
 
     # ------------------------------------------------------------ what a policy says
     def comes(self, run: Run) -> None:
@@ -59,6 +63,9 @@ class Reference:
 
     def going(self, run: Run, count: int) -> None:
         """A run is the victim; up to ``count`` pages of it go."""
+
+    def hinted(self, run: Run, said: Said, own: bool) -> None:
+        """A request said so of a run; ``own``: nothing else goes on from where it ends."""
 
     # ------------------------------------------------------------ the trie
     def runs(self) -> list[Run]:
@@ -92,6 +99,7 @@ class Reference:
         assert run.above is not None and 0 < at < len(run.pages)
         upper = Run(run.pages[:at], run.slots[:at], run.above, {run.pages[at]: run})
         upper.key, upper.last, upper.uses, upper.queue = run.key, run.last, run.uses, run.queue
+        upper.said = dict(run.said)
         run.above.below[run.pages[0]] = upper
         run.above = upper
         del run.pages[:at], run.slots[:at]
@@ -162,6 +170,19 @@ class Reference:
     def touch(self, prompt: Prompt) -> None:
         """Uses what is there."""
         self._use(self._end(prompt)[0], ALWAYS)
+
+    def hint(self, prompt: Prompt, said: Said) -> None:
+        """A request says something of what is there."""
+        run, own = self._end(prompt)[0], True
+        each, most = run, 0
+        while each.above is not None:
+            own = own and len(each.below) <= most
+            self.hinted(each, said, own)
+            each, most = each.above, 1
+
+    def tell(self, now: int) -> None:
+        """What time it is."""
+        self.now = max(self.now, now)
 
     def victim(self) -> Run | None:
         """The run that goes next."""
@@ -334,10 +355,102 @@ class Arc(Reference):
 
 
 class Lru(Reference):
-    """What was used longest ago."""
+    """What was used longest ago; before it what no request goes on from, the last said first."""
+
+    ended = 0
 
     def comes(self, run: Run) -> None:
         run.key = 0
+
+    def used(self, run: Run, again: bool) -> None:
+        run.key = 0
+
+    def pinned(self, prompt: Prompt) -> bool:
+        """Whether a lease holds the end of what is there."""
+        return self._end(prompt)[0].held
+
+    def hinted(self, run: Run, said: Said, own: bool) -> None:
+        if own and said.says & 2:
+            self.ended -= 1
+            run.key = self.ended
+
+
+class Priority(Reference):
+    """By what was said: what is over, then the least priority, then what is furthest from a use."""
+
+    def comes(self, run: Run) -> None:
+        run.said = {"since": self.now, "returns": 0, "until": 0, "own": 0, "held": 0, "over": 0}
+
+    def used(self, run: Run, again: bool) -> None:
+        run.said |= {"since": self.now, "returns": 0, "over": 0}
+
+    def hinted(self, run: Run, said: Said, own: bool) -> None:
+        self._pass(run)
+        mine, named = run.said, bool(said.says & 1)
+        priority = said.priority if named else 101
+        if said.until > self.now:
+            if not mine["until"] or priority > mine["held"]:
+                mine |= {"until": said.until, "held": priority}
+            elif priority == mine["held"]:
+                mine["until"] = max(mine["until"], said.until)
+        elif named:
+            mine["own"] = priority
+        if said.returns > self.now:
+            mine["returns"] = min(mine["returns"] or said.returns, said.returns)
+        if own and said.says & 2:
+            mine |= {"over": 1, "returns": 0}
+
+    def _pass(self, run: Run) -> None:
+        """What was said ends by time."""
+        mine = run.said
+        if 0 < mine["returns"] <= self.now:
+            mine |= {"since": mine["returns"], "returns": 0}
+        if mine["until"] <= self.now:
+            mine["until"] = 0
+
+    def _level(self, run: Run) -> int:
+        mine = run.said
+        own = -101 if mine["over"] else mine["own"]
+        return max(own, mine["held"]) if mine["until"] else own
+
+    def victim(self) -> Run | None:
+        free = [run for run in self.runs() if not run.below and not run.held]
+        for run in self.runs():
+            self._pass(run)
+        if not free:
+            return None
+        least = min(self._level(run) for run in free)
+        level = [run for run in free if self._level(run) == least]
+        back = [run for run in level if run.said["returns"]]
+        idle = [run for run in level if not run.said["returns"]]
+        back.sort(key=lambda run: (-run.said["returns"], run.last))
+        idle.sort(key=lambda run: (run.said["since"], run.last))
+        if not back or not idle:
+            return (back or idle)[0]
+        further = back[0].said["returns"] - self.now > self.now - idle[0].said["since"]
+        return back[0] if further else idle[0]
+
+
+class Cost(Reference):
+    """What saves the fewest FLOPs a byte, on top of the last victim's key at that time. ``price``:
+    FLOPs of a token, more of them for each before it, bytes of a page, tokens of one.
+    """
+
+    price: tuple[float, float, int, int] = (3.0, 0.25, 7, 1)
+    age = 0
+
+    def comes(self, run: Run) -> None:
+        linear, quadratic, size, tokens = self.price
+        first = len(self.path(run, 0)) * tokens
+        end = first + len(run.pages) * tokens
+        flops = (end - first) * (linear + quadratic * (first + end - 1) / 2)
+        run.key = self.age + int(flops / (len(run.pages) * size) * 4096)
+
+    def used(self, run: Run, again: bool) -> None:
+        self.comes(run)
+
+    def going(self, run: Run, count: int) -> None:
+        self.age = max(self.age, run.key)
 
 
 REFERENCES: dict[str, type[Reference]] = {
@@ -347,4 +460,6 @@ REFERENCES: dict[str, type[Reference]] = {
     "slru": Slru,
     "s3fifo": S3Fifo,
     "arc": Arc,
+    "priority": Priority,
+    "cost": Cost,
 }

@@ -426,11 +426,13 @@ int rdx_entries_get(const rdx_tree *tree, rdx_cursor at, uint32_t column, uint32
 #define RDX_POLICY_LFU 2  /* the fewest uses on top of the key of the last victim at that time */
 #define RDX_POLICY_SLRU 3 /* what was used once, then the rest; the rest is at most four fifths */
 #define RDX_POLICY_HIT_DENSITY                                                                     \
-    4                       /* the fewest hits to expect, learned; LRU where that does better */
-#define RDX_POLICY_S3FIFO 5 /* three queues: what came, what was used twice there, what went */
-#define RDX_POLICY_ARC 6    /* once or more often used, in shares that what comes back sets */
-#define RDX_POLICY_GIVEN 7  /* the least key, of those that are given from outside (given.c) */
-#define RDX_POLICY_COUNT 8
+    4                         /* the fewest hits to expect, learned; LRU where that does better */
+#define RDX_POLICY_S3FIFO 5   /* three queues: what came, what was used twice there, what went */
+#define RDX_POLICY_ARC 6      /* once or more often used, in shares that what comes back sets */
+#define RDX_POLICY_GIVEN 7    /* the least key, of those that are given from outside (given.c) */
+#define RDX_POLICY_PRIORITY 8 /* what requests said is over, then the least priority, then time */
+#define RDX_POLICY_COST 9     /* the fewest FLOPs saved a byte, on top of the last victim's */
+#define RDX_POLICY_COUNT 10
 /* Sets the policy of a tree that has no pages yet, at most once. RDX_EARG: it has, or there is no
  * such policy, or it has to know pages again and they have no keys and are none. The order of last
  * use costs nothing; others take 40 bytes for each node and column (s3fifo 110, given keys 130, arc
@@ -465,6 +467,35 @@ int rdx_policy_answer(rdx_tree *tree, uint32_t column, const uint32_t *nodes, co
                       uint32_t n);
 /* Nobody will answer any more: the order of last use decides from now on. */
 void rdx_policy_yield(rdx_tree *tree);
+
+/* What the entries of a column save, for RDX_POLICY_COST: computing a token costs `linear` FLOPs
+ * and `quadratic` more for each token before it, an entry has so many bytes. Columns with one
+ * `pool` make room for each other. RDX_EARG: the tree has pages, another policy, or no such column;
+ * or a number is not above 0 (quadratic: below 0). */
+int rdx_policy_price(rdx_tree *tree, uint32_t column, double linear, double quadratic, double bytes,
+                     uint32_t pool);
+
+/* What a request says, at its end, of the blocks that it used. Times are of the clock that is told
+ * by rdx_policy_time. */
+typedef struct rdx_hint {
+    uint64_t
+        returns;    /* when the next request that goes on from here is expected; 0: nobody knows */
+    uint64_t until; /* until then they have this priority at least; 0: for good */
+    int32_t priority; /* -100 to 100, ordinary ones have 0; RDX_KEPT: above all of these */
+    uint32_t says;    /* RDX_SAYS_PRIORITY, RDX_SAYS_ENDED */
+} rdx_hint;
+#define RDX_KEPT 101
+#define RDX_SAYS_PRIORITY 1 /* `priority` holds; else it is that of the blocks */
+#define RDX_SAYS_ENDED 2    /* no request goes on from here any more */
+/* The time as the caller counts it, below 2^54 and never backwards. Cost: what falls due. */
+void rdx_policy_time(rdx_tree *tree, uint64_t now);
+/* Notes what a request says of the path to `at`: RDX_POLICY_PRIORITY goes by all of it,
+ * RDX_POLICY_HIT_DENSITY and the order of last use by its end, the others by nothing. Of a path
+ * that has become shorter it holds of what is left. RDX_EARG: a priority or time outside its range.
+ * Cost: the nodes of the path. */
+int rdx_policy_hint(rdx_tree *tree, rdx_cursor at, const rdx_hint *hint);
+/* The same for the keys of a flat store; nodes that are gone are passed over. */
+int rdx_flat_hint(rdx_tree *tree, const rdx_handle *nodes, uint32_t n, const rdx_hint *hint);
 
 /* Evicts up to n blocks of a column, least recently used first, whose stamp is at most `upto`. A
  * full group goes page by page from the end of a leaf, children before parents; another one page by

@@ -230,6 +230,7 @@ static void drop_in_node(rdx_tree *t, uint32_t i, uint32_t column, uint32_t a, u
         give(t, x, column, at - b, out);
     }
     rdx_count(t, i, column, -(int64_t)((end - first) / b), 0);
+    rdx_policy_resident(t, i, column, -(int64_t)((end - first) / b));
     uint32_t begin = rdx_block_begin(g, first);
     uint32_t behind = end - b + 1;
     if (begin > k->lo && behind < k->hi) {

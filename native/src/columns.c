@@ -103,6 +103,7 @@ static void split_sparse(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t c
     }
     if (l->hi == l->lo) {
         rdx_list_remove(t, lower, c);
+        rdx_policy_left(t, lower, c);
         l->stamp = 0;
     } else if (l->listed && l->next != NIL && cell_at(t, l->next, c)->stamp == l->stamp) {
         rdx_list_sorted(t, lower, c, l->stamp); /* it begins further down now */

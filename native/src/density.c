@@ -24,6 +24,7 @@
 #define CLASSES 5
 #define BUCKETS 48
 #define SLOTS 512
+#define OVER 1 /* the queue of what no request goes on from any more; it goes first */
 #define DRAWS 16
 #define HISTORY 4        /* blocks remembered for each resident one */
 #define LEARN_EVERY 128  /* uses between two looks at what was learned */
@@ -328,6 +329,9 @@ static void density_came(rdx_tree *t, uint32_t i, uint32_t column) {
 static void density_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
     struct density *d = density_of(t, column);
     uint32_t n = held_pages(t, i, column);
+    if (old->queue == OVER) {
+        rdx_policy_move(t, i, column, 0, old->key);
+    }
     wait_for(d, class_of(old), old->last, n, false);
     if (again) {
         hit(d, class_of(old), old->last, t->clock, n);
@@ -339,6 +343,12 @@ static void density_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, c
     mark *m = mark_at(t, i, column);
     m->key = again ? class_after(t->clock - old->last) : old->key;
     wait_for(d, class_of(m), m->last, n, true);
+}
+
+static void density_hint(rdx_tree *t, uint32_t i, uint32_t column, const rdx_hint *said, bool own) {
+    if (said->says & RDX_SAYS_ENDED && own) {
+        rdx_policy_move(t, i, column, OVER, mark_at(t, i, column)->key);
+    }
 }
 
 static void density_settle(rdx_tree *t, uint32_t column) {
@@ -379,8 +389,12 @@ static void draw_nodes(const rdx_tree *t, uint32_t column, uint32_t drawn[DRAWS]
 static uint32_t density_choose(rdx_tree *t, uint32_t column) {
     struct density *d = density_of(t, column);
     d->room = t->lists[column].resident;
-    uint32_t best = rdx_oldest_leaf(t, column);
-    if (d->pause || best == NIL) {
+    uint32_t best = rdx_policy_head(t, column, OVER);
+    if (best != NIL) {
+        return best;
+    }
+    best = rdx_oldest_leaf(t, column);
+    if (d->pause || best == NIL || t->policy->columns[column].count[0] == 0) {
         return best; /* what was used longest ago */
     }
     uint32_t drawn[DRAWS];
@@ -463,6 +477,7 @@ const policy rdx_policy_density = {.came = density_came,
                                    .settle = density_settle,
                                    .going = density_going,
                                    .resident = density_resident,
+                                   .hint = density_hint,
                                    .choose = density_choose,
                                    .reserve = density_reserve,
                                    .free = density_free,

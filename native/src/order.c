@@ -302,7 +302,7 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom) {
     if (t->lists[t->columns + column].head != NIL) {
         return t->lists[t->columns + column].head;
     }
-    if (t->policy && !is_sparse(t, column)) {
+    if (rdx_policy_orders(t, column)) {
         return rdx_policy_victim(t, column);
     }
     return rdx_oldest_leaf(t, column);
@@ -408,7 +408,7 @@ int rdx_evict_for(rdx_tree *t, uint32_t column, claim for_whom, bool once, uint3
     while (*freed < n) {
         uint32_t i = rdx_next_victim(t, column, for_whom);
         const cell *c = i == NIL ? NULL : cell_at(t, i, column);
-        if (!c || (c->listed == LISTED_LIVE && c->stamp > upto)) {
+        if (!c || (c->listed == LISTED_LIVE && rdx_policy_rank(t, i, column) > upto)) {
             break;
         }
         uint32_t most = roots ? 1 : n - *freed;
@@ -493,7 +493,7 @@ uint64_t rdx_evict_peek(rdx_tree *t, uint32_t column) {
     if (i == NIL) {
         return UINT64_MAX;
     }
-    return cell_at(t, i, column)->listed == LISTED_DEAD ? 0 : cell_at(t, i, column)->stamp;
+    return cell_at(t, i, column)->listed == LISTED_DEAD ? 0 : rdx_policy_rank(t, i, column);
 }
 
 int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_t max,

@@ -1,6 +1,6 @@
-/* policy.c: what every policy but the order of last use shares. A column of a full group keeps its
- * list (order.c), which holds all that may go; a policy adds a mark to each node and keeps what the
- * list holds in heaps, whose head is the next victim. Keeps I16-I18 for them.
+/* policy.c: what every policy but the order of last use shares. A column that a policy orders keeps
+ * its list (order.c), which holds all that may go; a policy adds a mark to each node and keeps what
+ * the list holds in heaps, whose head is the next victim. Keeps I16-I18 for them.
  *
  *     list    A - B - C - D         by last use
  *     queue 0   heap of B, D        by the policy's key; the marks of A and C name queue 1
@@ -15,11 +15,19 @@ static const policy *const POLICIES[RDX_POLICY_COUNT] = {
     [RDX_POLICY_FIFO] = &rdx_policy_fifo,     [RDX_POLICY_LFU] = &rdx_policy_lfu,
     [RDX_POLICY_SLRU] = &rdx_policy_slru,     [RDX_POLICY_HIT_DENSITY] = &rdx_policy_density,
     [RDX_POLICY_S3FIFO] = &rdx_policy_s3fifo, [RDX_POLICY_ARC] = &rdx_policy_arc,
-    [RDX_POLICY_GIVEN] = &rdx_policy_given,
+    [RDX_POLICY_GIVEN] = &rdx_policy_given,   [RDX_POLICY_PRIORITY] = &rdx_policy_priority,
+    [RDX_POLICY_COST] = &rdx_policy_cost,
 };
 
-static bool orders(const rdx_tree *t, uint32_t column) {
-    return t->policy && !is_sparse(t, column);
+bool rdx_policy_orders(const rdx_tree *t, uint32_t column) {
+    return t->policy && t->policy->ordered >> column & 1;
+}
+
+static bool orders(const rdx_tree *t, uint32_t column) { return rdx_policy_orders(t, column); }
+
+/* Whether node i may go: of a full group only a leaf. */
+static bool may_go(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return is_sparse(t, column) || cell_at(t, i, column)->kids == 0;
 }
 
 /* ---------------------------------------------------------------- heaps */
@@ -115,7 +123,7 @@ uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t queue) {
     const policy_column *c = &t->policy->columns[column];
     while (c->count[queue]) {
         uint32_t i = c->queue[queue][0];
-        if (cell_at(t, i, column)->kids == 0) {
+        if (may_go(t, i, column)) {
             return i;
         }
         rdx_list_remove(t, i, column); /* its leaves are listed, and hand it their places */
@@ -161,6 +169,9 @@ void rdx_policy_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more)
 
 void rdx_policy_left(rdx_tree *t, uint32_t i, uint32_t column) {
     if (orders(t, column)) {
+        if (t->policy->rule->left) {
+            t->policy->rule->left(t, i, column);
+        }
         *mark_at(t, i, column) = (mark){0};
     }
 }
@@ -175,35 +186,42 @@ void rdx_policy_split(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t colu
     }
 }
 
+/* Node i was used in a column. */
+static void use(rdx_tree *t, uint32_t i, uint32_t c, uint64_t since) {
+    const policy *rule = t->policy->rule;
+    mark *m = mark_at(t, i, c);
+    const mark old = *m;
+    bool again = !m->fresh && !t->uncounted && m->last <= since;
+    m->uses += again;
+    m->fresh = 0;
+    bool stands = m->place != NIL && !rule->drawn;
+    if (stands) {
+        heap_remove(t, i, c); /* the time of its last use decides, too */
+    }
+    m->last = t->clock;
+    rule->used(t, i, c, again, &old);
+    if (stands) {
+        heap_add(t, i, c);
+    }
+}
+
 void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
     const policy *rule = t->policy->rule;
+    uint32_t from[RDX_MAX_COLUMNS]; /* what lies behind these pages is needed by a hit at the end */
     for (uint32_t c = 0; c < t->columns; c++) {
         t->policy->columns[c].victim = NIL;
+        from[c] = is_sparse(t, c) ? rdx_first_entry(t, rule_of(t, c), rdx_end_of(t, i)) : 0;
     }
     for (; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
         for (uint32_t c = 0; c < t->columns; c++) {
             const cell *k = cell_at(t, i, c);
-            if (is_sparse(t, c) || k->hi == k->lo) {
-                continue;
-            }
-            mark *m = mark_at(t, i, c);
-            const mark old = *m;
-            bool again = !m->fresh && !t->uncounted && m->last <= since;
-            m->uses += again;
-            m->fresh = 0;
-            bool stands = m->place != NIL && !rule->drawn;
-            if (stands) {
-                heap_remove(t, i, c); /* the time of its last use decides, too */
-            }
-            m->last = t->clock;
-            rule->used(t, i, c, again, &old);
-            if (stands) {
-                heap_add(t, i, c);
+            if (orders(t, c) && k->hi != k->lo && rdx_end_of(t, i) > from[c]) {
+                use(t, i, c, since);
             }
         }
     }
     for (uint32_t c = 0; rule->settle && c < t->columns; c++) {
-        if (!is_sparse(t, c)) {
+        if (orders(t, c)) {
             rule->settle(t, c);
         }
     }
@@ -211,7 +229,7 @@ void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
 
 uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column) {
     policy_column *c = &t->policy->columns[column];
-    if (c->victim != NIL && cell_at(t, c->victim, column)->kids) {
+    if (c->victim != NIL && !may_go(t, c->victim, column)) {
         c->victim = NIL;
     }
     if (t->policy->rule->choose && c->victim == NIL) {
@@ -240,7 +258,7 @@ int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
         return RDX_OK;
     }
     for (uint32_t c = 0; c < t->columns; c++) {
-        for (uint32_t q = 0; q < QUEUES && !is_sparse(t, c); q++) {
+        for (uint32_t q = 0; q < QUEUES && orders(t, c); q++) {
             uint32_t *queue = rdx_realloc(p->columns[c].queue[q], (size_t)nodes * 4);
             if (!queue) {
                 return RDX_ENOMEM;
@@ -251,7 +269,7 @@ int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
                 return RDX_ENOMEM;
             }
         }
-        if (p->rule->reserve && !is_sparse(t, c) && p->rule->reserve(t, c, nodes) != RDX_OK) {
+        if (p->rule->reserve && orders(t, c) && p->rule->reserve(t, c, nodes) != RDX_OK) {
             return RDX_ENOMEM;
         }
     }
@@ -304,6 +322,9 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     t->policy->columns = rdx_calloc(t->columns ? t->columns : 1, sizeof(policy_column));
     for (uint32_t c = 0; t->policy->columns && c < t->columns; c++) {
         t->policy->columns[c].victim = NIL;
+        t->policy->columns[c].price = (price){1, 0, 1, c};
+        bool alone = rule_of(t, c)->rule == RDX_RULE_STATE && t->policy->rule->alone;
+        t->policy->ordered |= (uint64_t)(!is_sparse(t, c) || alone) << c;
     }
     int status = t->policy->columns ? rdx_policy_reserve(t, t->node_cap) : RDX_ENOMEM;
     if (status != RDX_OK) {
@@ -312,11 +333,36 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     return status;
 }
 
+int rdx_policy_price(rdx_tree *t, uint32_t column, double linear, double quadratic, double bytes,
+                     uint32_t pool) {
+    if (!t->policy || !t->policy->rule->price || column >= t->columns || pool >= t->columns ||
+        t->live_pages || !(linear > 0) || !(quadratic >= 0) || !(bytes > 0)) {
+        return RDX_EARG;
+    }
+    struct policy_state *p = t->policy;
+    p->columns[column].price = (price){linear, quadratic, bytes, pool};
+    p->ranked = 0;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        bool whole = true; /* every column of its pool has keys */
+        for (uint32_t other = 0; other < t->columns; other++) {
+            bool same = p->columns[other].price.pool == p->columns[c].price.pool;
+            whole = whole && (!same || orders(t, other));
+        }
+        p->ranked |= (uint64_t)whole << c;
+    }
+    return RDX_OK;
+}
+
+uint64_t rdx_policy_rank(const rdx_tree *t, uint32_t i, uint32_t column) {
+    bool ranked = t->policy && t->policy->ranked >> column & 1;
+    return ranked ? mark_at(t, i, column)->key : cell_at(t, i, column)->stamp;
+}
+
 uint64_t rdx_policy_bytes(const rdx_tree *t) {
     uint64_t bytes = 0;
     for (uint32_t c = 0; t->policy && c < t->columns; c++) {
         bytes += (uint64_t)t->policy->nodes * sizeof(mark);
-        if (!is_sparse(t, c)) {
+        if (orders(t, c)) {
             bytes += (uint64_t)t->policy->nodes * QUEUES * 4;
             bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[0]);
             bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[1]);
@@ -328,6 +374,10 @@ uint64_t rdx_policy_bytes(const rdx_tree *t) {
 
 /* ---------------------------------------------------------------- check */
 const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where) {
+    *where = NIL;
+    if (!orders(t, column)) {
+        return NULL;
+    }
     const policy_column *c = &t->policy->columns[column];
     uint64_t resident[QUEUES] = {0};
     uint64_t standing = 0;

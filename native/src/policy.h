@@ -17,6 +17,15 @@ typedef struct mark {
 
 struct density;
 struct given;
+struct hinted;
+
+/* What the entries of a column save, for a policy that goes by it. */
+typedef struct price {
+    double linear; /* FLOPs of a token, and more of them for each token before it */
+    double quadratic;
+    double bytes;  /* of one entry */
+    uint32_t pool; /* columns of one pool make room for each other, and age together */
+} price;
 
 typedef struct policy_column {
     uint32_t *queue[QUEUES]; /* what the column's list of the living holds, heaps unless drawn */
@@ -30,6 +39,8 @@ typedef struct policy_column {
     uint64_t target;           /* blocks that arc leaves to the first queue */
     uint64_t turns;            /* of s3fifo: nodes that came to the end of a queue */
     ghosts gone[QUEUES];       /* what went of a queue, where the policy remembers it */
+    struct hinted *hinted;     /* what requests said */
+    price price;
 } policy_column;
 
 typedef struct policy {
@@ -46,6 +57,12 @@ typedef struct policy {
     void (*going)(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n);
     /* Node i has more blocks, or fewer. */
     void (*resident)(rdx_tree *t, uint32_t i, uint32_t column, int64_t more);
+    /* Node i has no data any more. */
+    void (*left)(rdx_tree *t, uint32_t i, uint32_t column);
+    /* A request said so of node i; `own`: nothing else goes on from where it ends. */
+    void (*hint)(rdx_tree *t, uint32_t i, uint32_t column, const rdx_hint *said, bool own);
+    /* The time has moved on. */
+    void (*time)(rdx_tree *t, uint32_t column);
     /* The victim; NULL: the head of the first queue that has one. */
     uint32_t (*choose)(rdx_tree *t, uint32_t column);
     int (*reserve)(rdx_tree *t, uint32_t column, uint32_t nodes);
@@ -55,12 +72,17 @@ typedef struct policy {
     uint32_t memory[QUEUES]; /* runs for each node that are remembered when they went: it needs to
                                 know pages again */
     bool drawn;              /* queues have no order: their nodes are drawn from */
+    bool alone;              /* it orders entries that a hit needs no other of, too */
+    bool price;              /* it goes by what entries save */
 } policy;
 
 struct policy_state {
     const policy *rule;
-    uint32_t nodes; /* room for marks */
-    mark *marks;    /* [node * columns + column] */
+    uint64_t ordered; /* columns that it orders; the others go by last use */
+    uint64_t ranked;  /* columns of which keys can be compared with each other's */
+    uint64_t now;     /* as last told */
+    uint32_t nodes;   /* room for marks */
+    mark *marks;      /* [node * columns + column] */
     policy_column *columns;
 };
 
@@ -80,4 +102,6 @@ extern const policy rdx_policy_density;
 extern const policy rdx_policy_s3fifo;
 extern const policy rdx_policy_arc;
 extern const policy rdx_policy_given;
+extern const policy rdx_policy_priority;
+extern const policy rdx_policy_cost;
 #endif

@@ -476,7 +476,10 @@ void rdx_stamp_since(rdx_tree *t, uint32_t i, uint64_t since);
  * the edge of i is split off. Without memory for the split it becomes as young as they are. */
 void rdx_use_path(rdx_tree *t, uint32_t i, uint32_t pages);
 
-/* ---- policy.c; where no policy is set, or the column is not of a full group, they do nothing */
+/* ---- policy.c; where no policy is set, or it does not order the column, they do nothing */
+bool rdx_policy_orders(const rdx_tree *t, uint32_t column);
+/* How early node i goes among those of its tier: less goes before. */
+uint64_t rdx_policy_rank(const rdx_tree *t, uint32_t i, uint32_t column);
 int rdx_policy_reserve(rdx_tree *t, uint32_t nodes);
 void rdx_policy_free(rdx_tree *t);
 uint64_t rdx_policy_bytes(const rdx_tree *t);

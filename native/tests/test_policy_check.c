@@ -160,6 +160,48 @@ static void test_what_went_is_known_again(void) {
     rdx_ghosts_free(&g);
 }
 
+/* What requests said of every node: half are expected back, half are reserved. */
+static void say(rdx_tree *t, uint64_t now) {
+    rdx_policy_time(t, now);
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        if (node_at(t, i)->flags & NODE_LIVE && !(node_at(t, i)->flags & NODE_ROOT)) {
+            rdx_hint said = {.returns = i % 2 ? now + 1 + i : 0,
+                             .until = i % 2 ? 0 : now + 7 + i,
+                             .says = i % 5 ? 0 : RDX_SAYS_ENDED};
+            EXPECT_EQ(rdx_policy_hint(t, cursor_at(t, i, rdx_end_of(t, i)), &said), RDX_OK);
+        }
+    }
+}
+
+static void test_damage_to_what_was_said(void) {
+    rdx_tree *t = build(RDX_POLICY_PRIORITY);
+    say(t, 1000);
+    expect(t, true);
+    policy_column *c = &t->policy->columns[0];
+    EXPECT(c->count[0] > 0 && c->count[1] > 0);
+    for (uint32_t q = 0; q < 2; q++) {
+        mark *m = mark_at(t, c->queue[q][0], 0);
+        DAMAGE(t, m->key, m->key - 1);
+    }
+    DAMAGE(t, t->policy->now, 5000); /* all timers have ended by then */
+    test_damage_to_queues(t);
+    rdx_hint bad = {.priority = 101, .says = RDX_SAYS_PRIORITY};
+    EXPECT_EQ(rdx_policy_hint(t, (rdx_cursor){0}, &bad), RDX_EARG);
+    rdx_policy_time(t, 5000);
+    expect(t, true);
+    EXPECT_EQ(c->count[1], 0);
+    rdx_tree_free(t);
+}
+
+static void test_damage_to_what_blocks_save(void) {
+    rdx_tree *t = build(RDX_POLICY_COST);
+    policy_column *c = &t->policy->columns[0];
+    DAMAGE(t, mark_at(t, c->queue[0][0], 0)->key, UINT64_MAX);
+    test_damage_to_queues(t);
+    EXPECT_EQ(rdx_policy_price(t, 0, 1, 1, 1, 0), RDX_EARG); /* it has pages */
+    rdx_tree_free(t);
+}
+
 int main(void) {
     rdx_tree *t = build(RDX_POLICY_S3FIFO);
     test_damage_to_queues(t);
@@ -188,5 +230,7 @@ int main(void) {
     }
     EXPECT_EQ(rdx_policy_waiting(t, 0), 0);
     rdx_tree_free(t);
+    test_damage_to_what_was_said();
+    test_damage_to_what_blocks_save();
     return 0;
 }

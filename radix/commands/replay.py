@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ from radix.commands.terminal import (
     complain,
     show,
 )
+from radix.hints import Hints
 from radix.options import OptionError
 from radix.policy.limits import WRITE_POLICIES
 from radix.replay.chains import Chains, encode_chains
 from radix.replay.checkpoints import parse_checkpoints
+from radix.replay.hints import THINK, hints_of
 from radix.replay.model_files import model_of
 from radix.replay.models import PRESETS
 from radix.replay.optimal import next_uses
@@ -37,6 +40,7 @@ from radix.replay.options import (
     parse_positive,
     parse_seconds,
     parse_seed,
+    parse_share,
     parse_tiers,
 )
 from radix.replay.progress import Progress, shown_progress
@@ -142,6 +146,18 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, "
         f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
     )
+    index.add_argument(
+        "--hints",
+        metavar=THINK,
+        help="requests say at their end when the next one of their session comes, or that none "
+        "does: for a trace that names sessions",
+    )
+    index.add_argument(
+        "--hint-error",
+        metavar="N%",
+        help="so many of them say what is true of another request, and all times are off by about "
+        "as much (0%%)",
+    )
     _add_model_arguments(replay)
     _add_tiered_arguments(replay)
 
@@ -238,12 +254,19 @@ def _interleave(options: argparse.Namespace) -> Interleave | None:
 
 def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
     capacities = parse_capacities(options.capacity or DEFAULT_CAPACITY)
-    policies = parse_policies(options.policy or f"{ONLINE_POLICIES[0]},{OPTIMAL}")
+    hinted = options.hints is not None
+    policies = parse_policies(options.policy or f"{ONLINE_POLICIES[0]},{OPTIMAL}", hinted=hinted)
+    if options.hints not in (None, THINK):
+        raise OptionError("--hints", f"{options.hints!r} is not {THINK}")
+    error = parse_share("--hint-error", options.hint_error or "0%")
     trace = read_trace(options.trace, page_tokens, _interleave(options))
+    hints = hints_of(trace, error) if hinted else None
+    if hinted:
+        trace = replace(trace, name=f"{trace.name} (hints, {100 * error:g} % wrong)")
     chains = encode_chains(trace)
     blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
     with shown_progress() as progress:
-        runs = tuple(_index_runs(trace, chains, policies, blocks, progress))
+        runs = tuple(_index_runs(trace, chains, policies, blocks, progress, hints))
     report = index_report(trace, chains, runs)
     if options.plot is not None:
         from radix.replay.plots import plot_hit_ratio_by_capacity
@@ -263,6 +286,7 @@ def _index_runs(
     policies: Sequence[str],
     capacities: Sequence[int],
     progress: Progress,
+    hints: Sequence[Hints] | None,
 ) -> Iterator[Run]:
     """Run each policy at each capacity; what all runs of the optimum share is computed once."""
     following = next_uses(chains) if OPTIMAL in policies else None
@@ -274,7 +298,7 @@ def _index_runs(
                 continue
             from radix.replay.index import replay_index
 
-            yield replay_index(trace, chains, capacity, policy, progress)
+            yield replay_index(trace, chains, capacity, policy, progress, hints)
 
 
 def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
@@ -354,7 +378,11 @@ def finish(report: TieredReport, json_target: str | None) -> int:
 
 def _check_combination(options: argparse.Namespace) -> None:
     """Refuse options that would be ignored, rather than ignoring them."""
-    counting = {"--capacity": options.capacity, "--policy": options.policy}
+    counting = {
+        "--capacity": options.capacity,
+        "--policy": options.policy,
+        "--hints": options.hints,
+    }
     tiered = {
         "--block-bytes": options.block_bytes,
         "--data": options.data,
@@ -368,6 +396,8 @@ def _check_combination(options: argparse.Namespace) -> None:
     excluded = []
     if options.interleave is None:
         excluded.append(({"--gap": options.gap, "--seed": options.seed}, "needs --interleave"))
+    if options.hints is None:
+        excluded.append(({"--hint-error": options.hint_error}, "needs --hints"))
     if options.tiers is None:
         excluded.append((tiered, "needs --tiers"))
     else:

@@ -1,22 +1,38 @@
 """The order in which blocks go. The orders are native (``native/src/order.c``, ``policy.c``); this
-module names them and refuses by name those that this version does not have (I17). A user's own one
-is an ``EvictionPolicy``; ``radix/policy/given.py`` asks it.
+module names them, refuses others (I17), and says what some of them go by. A user's own one is an
+``EvictionPolicy``; ``radix/policy/given.py`` asks it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from radix.errors import UnsupportedError
+from radix.groups import Cost, Group
+from radix.tier import Tier
+from radix.treeparts import Price
 
-NATIVE_POLICIES = ("lru", "fifo", "lfu", "slru", "s3fifo", "arc", "hit_density")
-PLANNED_POLICIES = ("priority", "cost")
+NATIVE_POLICIES = (
+    "lru",
+    "fifo",
+    "lfu",
+    "slru",
+    "s3fifo",
+    "arc",
+    "hit_density",
+    "priority",
+    "cost",
+)
 # These know a block again that went and came back, so pages keep their keys.
 KEYED_POLICIES = ("s3fifo", "arc", "hit_density")
+# These go by the time, so that the cache tells it.
+TIMED_POLICIES = ("priority",)
+# These go by what a block saves, so that every group says what a token costs.
+PRICED_POLICIES = ("cost",)
 # Where whoever waits is matched, and thereby used, at every step, uses tell nothing.
 STEPPED_POLICIES = ("lru",)
 # What the tree calls the order of a user's own policy.
@@ -99,13 +115,13 @@ class EvictionPolicy(Protocol):
 
 
 def check_policy(policy: str | EvictionPolicy) -> str:
-    """The policy's name. ``UnsupportedError`` for one that comes later, ``ValueError`` for others,
-    ``TypeError`` for what is no policy.
+    """The policy's name. ``ValueError`` for one that is not known, ``TypeError`` for what is none.
 
     ``lru``: the block whose path was leased or inserted longest ago goes first, exact at page
     granularity; of one path the deepest page goes first. The others, of which docs/policies.md
-    tells more, take leaves only, too. They order the blocks of full groups; those of windows and
-    states always go by last use. An object with the methods of ``EvictionPolicy`` gives the keys.
+    tells more, take leaves only, too. They order the blocks of full groups, ``cost`` those of
+    states too; all else goes by last use. An object with the methods of ``EvictionPolicy`` gives
+    the keys.
     """
     if not isinstance(policy, str):
         lacking = [
@@ -119,8 +135,27 @@ def check_policy(policy: str | EvictionPolicy) -> str:
         return GIVEN
     if policy in NATIVE_POLICIES:
         return policy
-    if policy in PLANNED_POLICIES:
-        raise UnsupportedError(f"eviction policy {policy!r} is not in this version; use 'lru'")
     raise ValueError(
         f"eviction policy {policy!r} is unknown; use one of {', '.join(NATIVE_POLICIES)}"
     )
+
+
+def prices_of(groups: Sequence[Group], tiers: Sequence[Tier]) -> list[Price]:
+    """What the blocks of each (group, tier) save, by column: without one the whole model computes
+    its tokens again, whatever the other groups have, so that all groups' costs count together.
+    Groups of a tier that share its bytes make room for each other. ``ValueError`` for a group that
+    says no cost. Cost: the columns.
+    """
+    costs: list[Cost] = []
+    for group in groups:
+        if group.cost is None:
+            raise ValueError(f"policy 'cost': group {group.name!r} says no cost (FLOPs a token)")
+        costs.append(group.cost)
+    linear = sum(each.linear for each in costs)
+    quadratic = sum(each.quadratic for each in costs)
+    prices: list[Price] = []
+    for group in groups:
+        for number, tier in enumerate(tiers):
+            pool = number if tier.capability.shares_bytes else len(prices)
+            prices.append(Price(linear, quadratic, group.block_bytes, pool))
+    return prices

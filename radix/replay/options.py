@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from radix.options import OptionError, size_of
-from radix.policy.eviction import NATIVE_POLICIES
+from radix.policy.eviction import NATIVE_POLICIES, TIMED_POLICIES
 
 ONLINE_POLICIES = NATIVE_POLICIES
 OPTIMAL = "optimal"
@@ -133,15 +133,28 @@ def parse_budgets(text: str) -> tuple[Budget, ...]:
     return tuple(budgets)
 
 
-def parse_policies(text: str) -> tuple[str, ...]:
-    """Parse "lru,optimal" into policy names, in the order given; "all" is all that are known.
+def parse_share(option: str, text: str) -> float:
+    """Parse "30%" into 0.3.
+
+    Raises:
+        OptionError: it is no percentage, or above 100.
+    """
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None or float(match[1]) > 100:
+        raise OptionError(option, f"expected 0% to 100%, not {text!r}")
+    return float(match[1]) / 100
+
+
+def parse_policies(text: str, *, hinted: bool = False) -> tuple[str, ...]:
+    """Parse "lru,optimal" into policy names, in the order given; "all" is all that are known, but
+    for those that go by hints where there are none: they do then what `lru` does.
 
     Raises:
         OptionError: a name is unknown or stands twice.
     """
     names = tuple(part.strip() for part in text.split(","))
     if names == (ALL,):
-        return POLICIES
+        return tuple(name for name in POLICIES if hinted or name not in TIMED_POLICIES)
     for name in names:
         if name not in POLICIES:
             raise OptionError("--policy", f"unknown policy {name!r}; known: {', '.join(POLICIES)}")

@@ -83,11 +83,13 @@ class Sessions:
         self._fail = fail
         self._times = array("d")  # of requests, from the start of their session
         self._sessions = array("q")  # of requests, the number of their session
+        self._streams = array("q")  # of requests, the number of their conversation
         self._lengths = array("q")
         self._runs = array("q")  # start, length, start, ... of all requests
         self._run_ends = array("q", [0])  # of requests, in `_runs`
         self._durations: list[float] = []
         self._used_ids = 0
+        self._begun = 0  # conversations: of sessions, and of agents nested in them
 
     def add(self, record: dict[str, Any]) -> None:
         """Take the next session. Cost: its requests."""
@@ -108,6 +110,7 @@ class Sessions:
             self._fail(f"{place}requests", f"agents are nested deeper than {NESTING_LIMIT}")
         if type(requests) is not list:
             self._fail(f"{place}requests", "expected a list of requests")
+        stream, self._begun = self._begun, self._begun + 1
         for number, request in enumerate(requests):
             here = f"{place}requests[{number}]."
             if type(request) is not dict:
@@ -122,6 +125,7 @@ class Sessions:
             self._lengths.append(self._whole(request, "in", 0, SIZE_LIMIT, here))
             self._times.append(at_s)
             self._sessions.append(len(self._durations))
+            self._streams.append(stream)
 
     def _take_runs(self, request: dict[str, Any], here: str) -> None:
         field, values = f"{here}hash_runs", request.get("hash_runs")
@@ -163,9 +167,10 @@ class Sessions:
 
     def arrange(
         self, interleave: Interleave | None
-    ) -> tuple[Float64Array, Int32Array, Int64Array, Int64Array]:
+    ) -> tuple[Float64Array, Int32Array, Int64Array, Int64Array, Int64Array]:
         """Return the requests in order: times in seconds, block ids, offsets of each request in
-        them with the end behind the last, and lengths in tokens. None puts one session after
+        them with the end behind the last, lengths in tokens, and numbers of conversations: a
+        session has one, an agent that it started another. None puts one session after
         another, in the order of the file. Cost: the blocks.
         """
         if interleave is not None:
@@ -188,4 +193,5 @@ class Sessions:
             for start, length in piece.reshape(-1, 2).tolist():
                 ids[at : at + length] = np.arange(start, start + length, dtype=np.int64)
                 at += length
-        return times[order], ids, offsets, np.array(self._lengths, np.int64)[order]
+        lengths, streams = np.array(self._lengths, np.int64), np.array(self._streams, np.int64)
+        return times[order], ids, offsets, lengths[order], streams[order]

@@ -85,7 +85,8 @@ class Trace:
     a token trace, where only full pages count. `lengths[i]` is its length in tokens, 0 where the
     trace does not tell. Output i is `outputs[output_offsets[i]:output_offsets[i + 1]]`; a block
     trace tells the ids of no output. `block_tokens` is what a block id stands for, 0 where the
-    trace does not tell. `name` says how sessions were interleaved, where they were.
+    trace does not tell. `streams[i]` is the number of the conversation that request i belongs to,
+    -1 where the trace does not tell. `name` says how sessions were interleaved, where they were.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Trace:
     lengths: Int64Array
     outputs: Int32Array
     output_offsets: Int64Array
+    streams: Int64Array
 
     def __len__(self) -> int:
         """Return the number of requests. Cost: O(1)."""
@@ -207,6 +209,8 @@ class _Reader:
         self.timestamps = array("d")
         self.offsets = array("q", [0])
         self.lengths = array("q")
+        self.streams = array("q")
+        self._conversations: dict[tuple[str, str], int] = {}
 
     def read(self, stream: Iterable[bytes]) -> Trace:
         records = self._records(stream)
@@ -250,6 +254,7 @@ class _Reader:
             try:
                 self._take_time(record["timestamp"], "timestamp")
                 self._take_length(record.get("input_length", 0))
+                self._take_stream(record)
                 self._extend(ids, record["hash_ids"], "hash_ids")
             except KeyError as error:
                 self.fail(str(error.args[0]), "field is missing")
@@ -261,7 +266,7 @@ class _Reader:
         sessions = Sessions(self.fail)
         for record in chain((first,), rest):
             sessions.add(record)
-        times, ids, offsets, lengths = sessions.arrange(self.interleave)
+        times, ids, offsets, lengths, streams = sessions.arrange(self.interleave)
         if not len(times):
             self.line = 0
             self.fail("", "no session has a request")
@@ -277,6 +282,7 @@ class _Reader:
             lengths=lengths,
             outputs=np.empty(0, dtype=np.int32),
             output_offsets=np.zeros(len(times) + 1, np.int64),
+            streams=streams,
         )
 
     def _read_tokens(self, first: Record, rest: Iterator[Record]) -> Trace:
@@ -295,6 +301,7 @@ class _Reader:
                 self.fail("add", "the prompt is empty")
             self.offsets.append(self.offsets[-1] + len(prompts[-1]))
         self.lengths.extend(map(len, prompts))
+        self.streams.extend([-1] * len(prompts))
         return self._finish("token", self.page_tokens, np.concatenate(prompts), outputs)
 
     def _kept(
@@ -340,6 +347,17 @@ class _Reader:
         self._extend(ids, values, field)
         return np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, dtype=np.int32)
 
+    def _take_stream(self, record: Record) -> None:
+        session, agent = record.get("session_id"), record.get("agent", "")
+        if session is None:
+            self.streams.append(-1)
+            return
+        if type(session) is not str or type(agent) is not str:
+            field = "agent" if type(session) is str else "session_id"
+            self.fail(field, f"expected a string, got {_kind(record[field])}")
+        known = self._conversations
+        self.streams.append(known.setdefault((session, agent), len(known)))
+
     def _extend(self, ids: array[int], values: Any, field: str) -> None:
         """Append a list of ids; the array type checks the upper bound, all in C."""
         try:
@@ -378,6 +396,7 @@ class _Reader:
             lengths=np.frombuffer(self.lengths, dtype=np.int64),
             outputs=np.concatenate(outputs) if outputs else np.empty(0, dtype=np.int32),
             output_offsets=ends,
+            streams=np.frombuffer(self.streams, dtype=np.int64),
         )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from radix import Largest, PrefixCache, Waiter, Waiting, pool_sizes
 from radix.errors import CapacityError, NeverFitsError, RequestError, StaleError
+from radix.groups import Cost
+from radix.hints import Hints
 from radix.lease import Lease
 from radix.policy.checkpoint import Checkpoints
 from radix.policy.eviction import NATIVE_POLICIES
@@ -55,7 +58,8 @@ class World:
         self.rng = rng = random.Random(seed)
         self.page = rng.choice((1, 2, 4))
         self.most, self.step = 6 * self.page + 8, rng.choice((1, 3, 8))
-        groups = mix(rng, self.page)
+        cost = Cost(2.0, 0.01)  # of all of them, for the policy that goes by it
+        groups = [replace(group, cost=cost) for group in mix(rng, self.page)]
         names = ("host", "deep")[: rng.choice((0, 1, 2, 2))]
         self.slow = [
             HangingTier(rng.randint(2, 30), name, rng.choice((0, 0, 0.1)), seed) for name in names
@@ -100,6 +104,17 @@ class World:
     def fence(self) -> int | None:
         """A step that has not passed, or none."""
         return self.tick + self.lag if self.lag and self.rng.random() < 0.8 else None
+
+    def hints(self) -> Hints | None:
+        """What is said at an end, in ticks; most often nothing."""
+        ended, times = self.rng.random() < 0.3, (None, 0, 3, 40)
+        said = Hints(
+            expects_return=None if ended else self.rng.choice(times),
+            keep_for=self.rng.choice(times),
+            priority=self.rng.choice((None, None, -1, 1)),
+            ended=ended,
+        )
+        return self.rng.choice((None, said))
 
     def story(self) -> list[int]:
         """The beginning of a story."""
@@ -158,7 +173,8 @@ class World:
             if self.rng.random() < 0.5:
                 request.abort(fence=self.fence())
             else:
-                request.finish(fence=self.fence(), cacheable_upto=self.rng.choice((None, 0, 4)))
+                limit = self.rng.choice((None, 0, 4))
+                request.finish(fence=self.fence(), cacheable_upto=limit, hints=self.hints())
 
     def _reset(self) -> None:
         names = [tier.name for tier in self.cache.opened]
@@ -230,7 +246,7 @@ class World:
         left = len(request) - told
         if left == 0:
             if len(request) >= self.length[waiter]:
-                request.finish(fence=self.fence())
+                request.finish(fence=self.fence(), hints=self.hints())
             else:
                 self.queue.append(waiter, [self.rng.randrange(3)])
             return

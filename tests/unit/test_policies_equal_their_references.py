@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from radix._native import lib
 from radix.flat import FlatCore, evict
 from radix.tree import TreeCore
-from tests.policypair import STEPS, Pair
+from tests.policypair import STEPS, Pair, some_hints
 from tests.refpolicies import REFERENCES
 
 T = TypeVar("T")
@@ -49,8 +49,11 @@ def test_a_policy_keeps_to_its_reference_over_a_long_run(policy: str, seed: int)
             pair.serve(prompt)
         elif kind < 0.7:
             pair.begin(prompt)
-        elif kind < 0.9:
+        elif kind < 0.85:
             pair.finish(int(random.integers(9)), bool(random.random() < 0.8))
+        elif kind < 0.9:
+            pair.hint(prompt, some_hints(random))
+            pair.tell(int(random.integers(5)))
         else:
             pair.touch(prompt)
         while len(pair.open) > 3:

@@ -29,6 +29,7 @@ def chains_of(prompts: list[list[int]]) -> Chains:
             lengths=np.zeros(len(prompts), dtype=np.int64),
             outputs=np.empty(0, dtype=np.int32),
             output_offsets=np.zeros(len(prompts) + 1, dtype=np.int64),
+            streams=np.full(len(prompts), -1),
         )
     )
 

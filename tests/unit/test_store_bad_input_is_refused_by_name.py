@@ -30,7 +30,7 @@ CONSTRUCTED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key_bytes": True}, TypeError, "key_bytes must be an int, not bool"),
     ({"write": "later"}, ValueError, "write is 'later', expected one of"),
     ({"policy": "newest"}, ValueError, "eviction policy 'newest' is unknown"),
-    ({"policy": "arc"}, UnsupportedError, "not in this version"),
+    ({"policy": "cost"}, UnsupportedError, "keys do not have"),
     ({"ownership": Ownership.SHARED}, ValueError, "expected owned or borrowed"),
     ({"ownership": Ownership.BORROWED}, ValueError, "a tier below them"),
 ]

@@ -44,6 +44,7 @@ from radix.engines.sglang.slots import PageTable
 from radix.engines.versions import require
 from radix.errors import LeaseError, StaleError, UnsupportedError
 from radix.gate import Gate
+from radix.hints import Time
 from radix.keys import Namespace, root_key
 from radix.lease import Home, Lease, drain
 from radix.plan import Cursor
@@ -146,7 +147,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         self._roots: dict[Space, int] = {}
         self._sweep_at = _FIRST_SWEEP
         self._dropped: deque[int] = deque()
-        self._home = Home(self._tree, self._dropped, self._gate)
+        self._home = Home(self._tree, self._dropped, self._gate, Time(None, lambda: 0))
         self._counted: dict[Place, list[Lease]] = {}
         self._table.clear()
         self.kv_events.record_all_cleared()

@@ -1,0 +1,77 @@
+/* cost.c: the policy that goes by what a block saves. A node is worth the FLOPs that computing its
+ * entries again would take, for each byte that they take: of a full group its pages, of snapshots
+ * all since the one before it on the path. Its key is that on top of the key of the last victim, so
+ * that what was dear once grows old (Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997,
+ * where it is GreedyDual-Size).
+ */
+#include "policy.h"
+
+#define SCALE 4096.0 /* of one FLOP a byte in a key */
+#define VALUE_MOST (1ull << 50)
+
+/* Where computing what node i holds would begin, in pages: a snapshot above is gone on from. */
+static uint32_t begin_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    if (!is_sparse(t, column)) {
+        return node_at(t, i)->start + cell_at(t, i, column)->lo;
+    }
+    for (i = node_at(t, i)->parent; !(node_at(t, i)->flags & NODE_ROOT);
+         i = node_at(t, i)->parent) {
+        const cell *k = cell_at(t, i, column);
+        if (k->hi != k->lo) {
+            return node_at(t, i)->start + k->hi;
+        }
+    }
+    return 0;
+}
+
+static uint64_t value_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    const cell *k = cell_at(t, i, column);
+    const node *x = node_at(t, i);
+    const price *p = &t->policy->columns[column].price;
+    double first = (double)begin_of(t, i, column) * t->page_tokens;
+    double end = ((double)x->start + k->hi) * t->page_tokens;
+    double entries = rdx_entries(x, rule_of(t, column), k->lo, k->hi);
+    double flops = (end - first) * (p->linear + p->quadratic * (first + end - 1) / 2);
+    double value = entries > 0 ? flops / (entries * p->bytes) * SCALE : 0;
+    return value < (double)VALUE_MOST ? (uint64_t)value : VALUE_MOST;
+}
+
+/* The key of the last victim of all columns that make room for each other. */
+static uint64_t *age_of(const rdx_tree *t, uint32_t column) {
+    return &t->policy->columns[t->policy->columns[column].price.pool].age;
+}
+
+static void cost_came(rdx_tree *t, uint32_t i, uint32_t column) {
+    rdx_policy_move(t, i, column, 0, *age_of(t, column) + value_of(t, i, column));
+}
+
+static void cost_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
+    (void)again, (void)old;
+    cost_came(t, i, column);
+}
+
+static void cost_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
+    (void)n;
+    uint64_t key = mark_at(t, i, column)->key;
+    uint64_t *age = age_of(t, column);
+    *age = key > *age ? key : *age;
+}
+
+static const char *cost_fault(const rdx_tree *t, uint32_t column) {
+    uint64_t most = *age_of(t, column) + VALUE_MOST;
+    for (uint32_t i = 0; i < t->node_used; i++) {
+        const cell *k = cell_at(t, i, column);
+        if (node_at(t, i)->flags & NODE_LIVE && k->hi != k->lo &&
+            mark_at(t, i, column)->key > most) {
+            return "a node is worth more than anything can be";
+        }
+    }
+    return NULL;
+}
+
+const policy rdx_policy_cost = {.came = cost_came,
+                                .used = cost_used,
+                                .going = cost_going,
+                                .fault = cost_fault,
+                                .alone = true,
+                                .price = true};
