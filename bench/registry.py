@@ -24,6 +24,7 @@ from bench import (
     step,
     tenants,
     tree,
+    writes,
 )
 from bench.measure import Benchmark
 from bench.peers import disks, engines, trees
@@ -39,6 +40,7 @@ _MODULES = (
     replay,
     eviction,
     tenants,
+    writes,
     disk,
     reads,
     contention,

@@ -21,6 +21,7 @@ from radix.flatresidency import FlatMove, FlatResidency
 from radix.jobs import Job, Jobs, Key, Place
 from radix.keysets import Mask, first_of_each, names_of
 from radix.plan import Cursor
+from radix.policy.expected import expected_of
 from radix.policy.limits import Limits
 from radix.policy.reuse import WRITE_AFTER, Reuse
 from radix.tier import Keys, Records, Slots, Tier, TierMode, TransferDone
@@ -52,6 +53,7 @@ class FlatOffers(Jobs[FlatMove], ABC):
         self.tree = residency.tree
         self.deepest = len(self.tiers) - 1 if write != "none" else -1  # the last tier written to
         self.reuse = Reuse() if write == WRITE_AFTER else None  # what is asked for again goes down
+        self._first_lasting, self.expected = expected_of(write, self.tiers)
         self._namespaces = namespaces
         self.offers: dict[int, Mask] = {}  # who waits for what: how each key fared
         self._repeats: dict[int, tuple[Indices, Indices]] = {}  # named again, and first
@@ -154,13 +156,15 @@ class FlatOffers(Jobs[FlatMove], ABC):
         nodes = core.find(offer.keys)
         have = offer.rows
         if have is None:
-            have = core.slots(nodes, self.tree.column(group, offer.source))
+            have = core.slots(nodes, self.tree.column(group, self.above(target)))
         below = core.slots(nodes, self.tree.column(group, target)) != NO_SLOT
         below |= self.landing(offer.root, group, target, offer.keys)
         offer.good[offer.index[below]] = True
         pick = (have != NO_SLOT) & ~below
         if self.reuse is not None:
             pick &= self.reuse.worth(offer.keys, self.limits.write_after)
+        if self.expected is not None and self.tiers[target].capability.persistent:
+            pick = self._expected(offer, target, pick)
         count = int(np.count_nonzero(pick))
         if not count:
             return None
@@ -177,11 +181,36 @@ class FlatOffers(Jobs[FlatMove], ABC):
             if len(pins):
                 core.release(pins, stamp=False)
 
+    def _expected(self, offer: Offer, target: int, pick: Mask) -> Mask:
+        """Those of the keys picked that are worth a write."""
+        if self.expected is None:
+            return pick
+        worth = pick & self.expected.worth(offer.keys, self.limits.write_expected)
+        found, written = int(np.count_nonzero(pick)), int(np.count_nonzero(worth))
+        self.count("not_expected", target, offer.group, found - written)
+        if offer.group == 0:
+            self.expected.wrote(written)
+        return worth
+
+    def asked(self, root: int, keys: Keys) -> bool:
+        """Keys were asked for once more; whether that decides what goes down. Cost: the keys, where
+        it does.
+        """
+        if self.reuse is not None:
+            self.reuse.saw(keys)
+        if self.expected is not None:
+            core = self.residency.core(root)
+            nodes, below = core.find(keys), np.ones(len(keys), np.bool_)
+            for tier in range(self._first_lasting):
+                for group in range(len(self.residency.groups)):
+                    below &= core.slots(nodes, self.tree.column(group, tier)) == NO_SLOT
+            self.expected.saw(keys, below)
+        return self.reuse is not None or self.expected is not None
+
     def _down(self, offer: Offer, nodes: Handles, upper: Slots, lower: Slots) -> bool:
         target = offer.source + 1
-        move = FlatMove(
-            offer.root, offer.group, offer.source, target, nodes, offer.keys, offer.positions
-        )
+        source = offer.source if offer.source < 0 else self.above(target)
+        move = FlatMove(offer.root, offer.group, source, target, nodes, offer.keys, offer.positions)
         try:
             job = self._pinned(move, upper, lower, offer.owner)
         except BaseException:

@@ -321,8 +321,10 @@ class Inserting:
 
     def send_down(self, at: Cursor, first: int, count: int) -> None:
         """New pages of the path are copied down, as far as they are to be."""
-        if self.transfers.reuse is not None:  # what it went on from was asked for again
-            self.transfers.asked(at, 0, first + count)
+        moves = self.transfers
+        if moves.reuse is not None or moves.expected is not None:
+            # what it went on from was asked for again, and found on the device
+            moves.asked(at, 0, first + count, np.zeros(first, np.int8))
             first, count = 0, first + count
         for refused, _ in self.transfers.store(at, first, count, 0, 0):
             self.transfers.count("declined", refused.target, refused.group, refused.blocks)

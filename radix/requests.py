@@ -255,7 +255,7 @@ class Requests:
             if self._states and self.placed:
                 tree.narrow(work.lease, self._unpinned)
         if not work.resumed:
-            self.transfers.asked(work.at, 0, work.inserted)
+            self.transfers.asked(work.at, 0, work.inserted, work.origin[: work.inserted])
         if self.placed and work.inserted and not work.stale:
             # what was refused or lost below since it was computed is offered once more
             for source in range(self.transfers.deepest):

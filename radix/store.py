@@ -22,6 +22,7 @@ from radix.flatkeeping import keep_keys
 from radix.flatmoves import FlatTransfers
 from radix.flatplans import Offer, offer_of
 from radix.flatresidency import FlatResidency
+from radix.front import above
 from radix.gate import Gate
 from radix.groups import Group, check_groups
 from radix.hints import Time
@@ -183,7 +184,7 @@ class FlatStore(FlatAsking):
         opened: list[Tier] = []
         try:
             for number, tier in enumerate(self.opened):
-                upper = media[number - 1] if number else None
+                upper = media[above(media, number)] if number else None
                 tier.attach(self.groups, _RECORD_PAGE_BYTES, upper)
                 opened.append(tier)
             if self.residency.shares is not None:
@@ -216,11 +217,10 @@ class FlatStore(FlatAsking):
 
     def _again(self, root: int, keys: Keys, positions: Pages) -> None:
         """Keys, deepest first, were asked for once more: those of them that are worth it by now go
-        down (write_after).
+        down (write_after, write_expected).
         """
-        if self.transfers.reuse is None:
+        if not self.transfers.asked(root, keys):
             return
-        self.transfers.reuse.saw(keys)
         for group in range(len(self.groups)):
             for source in range(self.transfers.deepest):
                 self.transfers.store(offer_of(root, group, source, keys, positions))

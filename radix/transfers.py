@@ -20,6 +20,7 @@ from radix import jobs
 from radix.events import Event
 from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Demand, Move, Pages
+from radix.policy.expected import expected_of
 from radix.policy.limits import Limits
 from radix.policy.reuse import WRITE_AFTER, Reuse
 from radix.residency import EVICTED, Residency, runs
@@ -53,6 +54,8 @@ class Transfers(Jobs[Move]):
         self.deepest = len(self.tiers) - 1 if write != "none" else -1  # the last tier written to
         # where only what is asked for again goes down
         self.reuse = Reuse() if write == WRITE_AFTER and self.tree.key_bytes else None
+        written = write if self.tree.key_bytes else ""
+        self._first_lasting, self.expected = expected_of(written, self.tiers)
         self._namespaces = namespaces
         self.worth: Callable[[int], bool] | None = None  # whether a tier is written at all
         self.later: Later | None = None  # where blocks do not go down as soon as they are new
@@ -109,6 +112,8 @@ class Transfers(Jobs[Move]):
         if self.later is not None and source >= 0 and not at_once:
             self.later(at, first, count, source, groups)
             return []
+        if source >= 0:
+            source = self.above(target)
         refused: list[tuple[Move, Slots]] = []
         for group in range(len(self.residency.groups)) if groups is None else groups:
             if borrowed is None:
@@ -118,7 +123,8 @@ class Transfers(Jobs[Move]):
             last = len(self.tiers) if unless_below else target + 1
             below = self.held(at, group, range(target, last), first, count)
             pages = np.flatnonzero((have != NO_SLOT) & ~below).astype(np.int64) + first
-            pages = self._worth(at, pages[~self.landing(at, target, group, pages)])
+            pages = pages[~self.landing(at, target, group, pages)]
+            pages = self._worth(at, pages, target, group)
             if len(pages) and self.tiers[target].mode is not TierMode.ON:
                 self.count("declined", target, group, len(pages))
             elif len(pages):
@@ -130,20 +136,40 @@ class Transfers(Jobs[Move]):
                     refused.append((move, upper_slots))
         return refused
 
-    def asked(self, at: Cursor, first: int, count: int) -> None:
-        """Pages [first, first+count) of a path were asked for once more. Cost: the pages, where
-        that decides anything (write_after), else nothing.
+    def asked(
+        self, at: Cursor, first: int, count: int, origin: npt.NDArray[np.int8] | None = None
+    ) -> None:
+        """Pages [first, first+count) of a path were asked for once more. ``origin``: by page the
+        tier that had it, of the first ones; none had the others. Cost: the pages, where that
+        decides anything (write_after, write_expected), else nothing.
         """
-        if self.reuse is not None and count > 0:
-            self.reuse.saw(self.tree.keys(at, first, count))
+        if count <= 0 or (self.reuse is None and self.expected is None):
+            return
+        keys = self.tree.keys(at, first, count)
+        if self.reuse is not None:
+            self.reuse.saw(keys)
+        if self.expected is not None:
+            below = np.ones(count, np.bool_)
+            if origin is not None:
+                below[: len(origin)] = origin[:count] >= self._first_lasting
+            self.expected.saw(keys, below)
 
-    def _worth(self, at: Cursor, pages: Pages) -> Pages:
-        """Those of the pages that were asked for often enough to go down."""
-        if self.reuse is None or not len(pages):
+    def _worth(self, at: Cursor, pages: Pages, target: int, group: int) -> Pages:
+        """Those of the pages that were asked for often enough to go down, or are worth a write."""
+        expected = self.expected if self.tiers[target].capability.persistent else None
+        if not len(pages) or (self.reuse is None and expected is None):
             return pages
         first = int(pages[0])
         keys = self.tree.keys(at, first, int(pages[-1]) - first + 1)[pages - first]
-        return pages[self.reuse.worth(keys, self.limits.write_after)]
+        if self.reuse is not None:
+            return pages[self.reuse.worth(keys, self.limits.write_after)]
+        if expected is not None:
+            worth = expected.worth(keys, self.limits.write_expected)
+            self.count("not_expected", target, group, int(np.count_nonzero(~worth)))
+            if group == 0:
+                expected.wrote(int(np.count_nonzero(worth)))
+            pages = pages[worth]
+        return pages
 
     def held(
         self, at: Cursor, group: int, tiers: range, first: int, count: int

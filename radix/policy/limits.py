@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from radix.policy.expected import WRITE_EXPECTED
 from radix.policy.reuse import MOST, WRITE_AFTER
 
-WRITE_POLICIES = ("write_through", "write_back", WRITE_AFTER, "none")
+WRITE_POLICIES = ("write_through", "write_back", WRITE_AFTER, WRITE_EXPECTED, "none")
 
 
 def check_writes(write: object, limits: object) -> Limits:
@@ -100,11 +101,12 @@ class Limits:
     long what was prefetched stays pinned; ``prefetch_blocks``: the most blocks of a group that
     prefetches hold in a tier at once (None: a half of it); ``stores``, ``loads``, ``prefetches``:
     transfers of one tier under way at once (None: as its queue allows); ``write_after``: how often
-    a block must have been asked for again before it goes down (write_after).
-    ``write_budget_bytes_per_day``: what each persistent tier may be given to write, its index
-    included, by the clock given (None: no end); in a day never more than that and
-    ``write_burst_bytes`` (None: an hour's share of it). ``keep_share``: the part of each tier that
-    keeps may hold at most.
+    a block must have been asked for again before it goes down (write_after); ``write_expected``:
+    how likely it must be that a block is read back from a persistent tier before it leaves it, to
+    be written there (write_expected). ``write_budget_bytes_per_day``: what each persistent tier may
+    be given to write, its index included, by the clock given (None: no end); in a day never more
+    than that and ``write_burst_bytes`` (None: an hour's share of it). ``keep_share``: the part of
+    each tier that keeps may hold at most.
     """
 
     demote_after: Patience = Patience()
@@ -116,6 +118,7 @@ class Limits:
     loads: int | None = None
     prefetches: int | None = 4
     write_after: int = 1
+    write_expected: float = 0.1
     write_budget_bytes_per_day: int | None = None
     write_burst_bytes: int | None = None
     keep_share: float = 0.5
@@ -131,11 +134,12 @@ class Limits:
         _check("write_after", self.write_after, 1)
         if self.write_after >= MOST:
             raise ValueError(f"write_after must be below {MOST}, not {self.write_after}")
-        if isinstance(self.keep_share, bool) or not isinstance(self.keep_share, int | float):
-            kind = type(self.keep_share).__name__
-            raise TypeError(f"keep_share must be a number, not {kind}")
-        if not 0 < self.keep_share <= 1:
-            raise ValueError(f"keep_share must lie in (0, 1], not {self.keep_share}")
+        for name in ("keep_share", "write_expected"):
+            share = getattr(self, name)
+            if isinstance(share, bool) or not isinstance(share, int | float):
+                raise TypeError(f"{name} must be a number, not {type(share).__name__}")
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], not {share}")
         for name in ("demote_after", "drop_after", "load_deadline", "prefetch_deadline"):
             if not isinstance(getattr(self, name), Patience):
                 raise TypeError(f"{name} must be a Patience")
