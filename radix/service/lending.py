@@ -47,12 +47,12 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
     positions = positions_in(frame, len(keys))
     load = bool(frame.flags & LOAD)
     pages, core = None, core_of(opened)
-    nodes = core.find(keys)
+    nodes, missed = core.find(keys), keys[:0]
     if frame.flags & TOKENS:
         some, first = there(opened, core, nodes)
         most = pages_before(opened, frame, len(keys))
         pages = reach(opened, some if load else first, most)
-        keys, nodes = keys[:pages], nodes[:pages]
+        keys, nodes, missed = keys[:pages], nodes[:pages], keys[pages:most]
         positions = None if positions is None else positions[:pages]
     if session.leased_keys + len(keys) > context.config.limits.max_leases:
         raise ProtocolError(
@@ -66,6 +66,7 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
     number = next(context.numbers)
     session.hold(number, Holding(opened.hosted, pinned, len(keys)))
     _count(context, session, asked)
+    _count_missed(context, session, asked, missed)
 
     def ready() -> None:
         if number in session.leases:  # else it was released, or the connection ended
@@ -118,6 +119,19 @@ def _count(context: Context, session: Session, asked: Asked) -> None:
         found = flat.residency.where(core, asked.nodes[span], group)
         flat.residency.count_asked(core.root, asked.keys[span], found)
         context.count(session, asked.opened, found)
+
+
+def _count_missed(context: Context, session: Session, asked: Asked, keys: Keys) -> None:
+    """The pages of a prompt behind its hit: misses by reason of the groups that need every page,
+    of all where none does; which pages a window would need behind it nobody knows.
+    """
+    if not len(keys):
+        return
+    rules, nothing = asked.opened.hosted.signature.rules, np.full(len(keys), -1, np.int32)
+    whole = [group for group in asked.groups if rules[group].everywhere]
+    for _ in whole or asked.groups:
+        asked.opened.hosted.flat.residency.count_asked(asked.core.root, keys, nothing)
+        context.count(session, asked.opened, nothing)
 
 
 def _bring(session: Session, asked: Asked, ready: Callable[[], None], load: bool) -> None:

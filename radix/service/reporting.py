@@ -29,6 +29,7 @@ def status_of(
         store_status(name_of(hosted), hosted.flat, hosted.domain, time.monotonic_ns())
         for hosted in context.stores()
     )
+    held = _held_by(context)
     tenants = []
     for tenant in context.config.tenants:
         mine = [session for session in sessions if session.tenant is tenant]
@@ -42,7 +43,7 @@ def status_of(
                 weight=tenant.weight,
                 quota_bytes=tenant.quota_bytes,
                 disk_quota_bytes=tenant.disk_quota_bytes,
-                used_bytes=None,
+                used_bytes=held[tenant.domain] if alone(context, tenant.domain) else None,
                 connections=len(mine),
                 leases=sum(len(session.leases) for session in mine),
                 asked=asked,
@@ -61,3 +62,18 @@ def status_of(
         tenants=tuple(tenants),
         counters=context.counters(),
     )
+
+
+def alone(context: Context, domain: str) -> bool:
+    """Whether one tenant has a domain for itself: what the domain holds is his then."""
+    return sum(tenant.domain == domain for tenant in context.config.tenants) == 1
+
+
+def _held_by(context: Context) -> dict[str, dict[str, int]]:
+    """Bytes of blocks by domain and tier."""
+    held: dict[str, dict[str, int]] = {domain: {} for domain in context.domains}
+    for hosted in context.stores():
+        used = held[hosted.domain]
+        for name, usage in hosted.flat.usage().items():
+            used[name] = used.get(name, 0) + usage.used_bytes
+    return held
