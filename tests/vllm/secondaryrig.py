@@ -90,7 +90,7 @@ class Host:
     def __init__(self, directory: Path, limit_bytes: int = LIMIT, **given: Any) -> None:
         shown = given.pop("shown", True)
         self.spec = TieringOffloadingSpec(given.pop("config", None) or config())
-        self.entry = {
+        self.entry = given.pop("entry", None) or {
             "type": "RadixDiskTier",
             "module_path": "radix.engines.vllm",
             "directory": str(directory),

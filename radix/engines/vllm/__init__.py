@@ -1,6 +1,7 @@
 """The adapter for vLLM: a host and a disk tier of ours behind its offloading connector
-(``RadixOffloadingSpec``), or our disk tier below its own (``RadixDiskTier``). The engine finds
-both by name in this module; it must be installed in every process of the engine.
+(``RadixOffloadingSpec``), or our disk tier (``RadixDiskTier``), or a service that engines share
+(``RadixServiceTier``), below its own. The engine finds them by name in this module; it must be
+installed in every process of the engine.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from radix.engines.vllm.spec import RadixOffloadingSpec
 
 if TYPE_CHECKING:
     from radix.engines.vllm.secondary import RadixDiskTier
+    from radix.engines.vllm.service_tier import RadixServiceTier
 
-__all__ = ["RadixDiskTier", "RadixOffloadingSpec"]
+__all__ = ["RadixDiskTier", "RadixOffloadingSpec", "RadixServiceTier"]
 
 
 def __getattr__(name: str) -> Any:
-    """``RadixDiskTier``, which needs more of the engine, once it is asked for."""
+    """The tiers below the engine's own, which need more of it, once they are asked for."""
     if name == "RadixDiskTier":
         from radix.engines.vllm.secondary import RadixDiskTier
 
         return RadixDiskTier
+    if name == "RadixServiceTier":
+        from radix.engines.vllm.service_tier import RadixServiceTier
+
+        return RadixServiceTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,66 @@
+"""What a user says about ``RadixServiceTier`` in its entry of ``secondary_tiers``, as one frozen
+value: refused whole where a key is unknown. Keeps no invariant of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radix.arguments import seconds_of
+from radix.engines.options import chosen, one_of, text
+from radix.engines.vllm.disk_options import AFTER_RESET, ENGINE_KEYS
+
+# What other tiers call the same thing.
+_ELSEWHERE = {"socket": "service", "address": "service", "url": "service", "host_bytes": "service"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """The options of the tier.
+
+    ``service``: the path of the socket of `radix serve`, with a '/', or host:port. ``tenant``,
+    ``secret_file``: who this is, over TCP. ``revision``, ``after_reset``: as of ``RadixDiskTier``.
+    ``timeout_s``: for any answer; a service that does not give one is a miss. ``pool_bytes``: of a
+    store that is new in the service, 0 for all that its domain has left.
+    """
+
+    service: str
+    tenant: str = ""
+    secret_file: str | None = None
+    revision: str = ""
+    after_reset: str = "hide"
+    timeout_s: float = 5.0
+    pool_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        text("service", self.service, empty=False)
+        text("tenant", self.tenant)
+        text("revision", self.revision)
+        one_of("after_reset", self.after_reset, AFTER_RESET)
+        seconds_of("timeout_s", self.timeout_s)
+        if self.secret_file is not None:
+            text("secret_file", self.secret_file, empty=False)
+        if type(self.pool_bytes) is not int or self.pool_bytes < 0:
+            raise ValueError(f"pool_bytes must be an integer from 0, not {self.pool_bytes!r}")
+
+    @property
+    def secret(self) -> bytes | None:
+        """What the file of the secret holds. ``OSError`` where it cannot be read."""
+        if self.secret_file is None:
+            return None
+        return Path(self.secret_file).expanduser().read_bytes().strip()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ServiceOptions:
+        """The options in an entry of ``secondary_tiers``. Raises as ``DiskOptions.of``."""
+        return cls(
+            **chosen(
+                *(cls, given, "the entry of RadixServiceTier"),
+                engine=ENGINE_KEYS,
+                elsewhere=_ELSEWHERE,
+                needed=("service",),
+            )
+        )
