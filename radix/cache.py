@@ -27,6 +27,7 @@ from radix.epochs import Epochs
 from radix.errors import UnsupportedError
 from radix.events import BlocksStored, Event
 from radix.finding import Finding
+from radix.front import above
 from radix.gate import Gate
 from radix.groups import Group, Rule, check_groups, rule_of
 from radix.hints import Hints, Time
@@ -258,7 +259,7 @@ class PrefixCache(Stepping, Traffic):
         opened: list[Tier] = []
         try:
             for number, tier in enumerate(self.tiers):
-                upper = media[number - 1] if number else None
+                upper = media[above(media, number)] if number else None
                 tier.attach(self.groups, self.keys.page_bytes, upper)
                 opened.append(tier)
             if self.residency.shares is not None:

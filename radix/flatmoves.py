@@ -158,7 +158,7 @@ class FlatTransfers(FlatOffers):
         for tier in range(climb.goal + 1, len(self.tiers)):
             index = left[where == tier]
             if tier and len(index):
-                others = self._others(climb, tier - 1, index)
+                others = self._others(climb, self.above(tier), index)
                 self._settle_keys(climb, index[others < 0])  # the caller brings it itself
                 waits = waits or bool((others > 0).any())
                 index = index[others == 0]
@@ -192,7 +192,7 @@ class FlatTransfers(FlatOffers):
 
     def _up(self, climb: Climb, tier: int, index: Indices) -> None:
         """Starts one hop for the first of the keys for which there is room."""
-        group, target = climb.group, tier - 1
+        group, target = climb.group, self.above(tier)
         if climb.rows is not None and target < 0:
             upper = climb.rows[index]
         else:

@@ -25,6 +25,20 @@ from radix.tier import (
 )
 
 
+def above(tiers: Sequence[Tier], number: int, top: int = 0) -> int:
+    """The number of the tier that one copies from and to: the next above it whose bytes it can
+    reach, at last ``top``. A disk moves its own bytes and nobody else's: what stands below it goes
+    past it. Cost: the tiers between.
+    """
+    here = number - 1
+    while here > top:
+        capability = tiers[here].capability
+        if capability.address_mapped or not capability.holds_bytes:
+            break
+        here -= 1
+    return here
+
+
 class FrontTier:
     """Passes every call of the protocol on to ``inner``."""
 

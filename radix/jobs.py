@@ -23,6 +23,7 @@ from radix.errors import (
     TierFullError,
 )
 from radix.events import Event, TierEvent, TransferEvent
+from radix.front import above
 from radix.moves import AnyMove as AnyMove
 from radix.moves import Job as Job
 from radix.moves import Key as Key
@@ -68,6 +69,8 @@ class Jobs(ABC, Generic[M]):
         self.tiers = residency.tiers
         self.media = media
         self.borrowed = borrowed
+        top = 0 if borrowed is None else -1
+        self._above = [above(media, tier, top) for tier in range(len(media))]
         self.jobs: dict[int, Job[M]] = {}
         self.outstanding: dict[int, int] = {}  # jobs by owner
         self._clock = clock
@@ -108,9 +111,13 @@ class Jobs(ABC, Generic[M]):
         that are good.
         """
 
+    def above(self, tier: int) -> int:
+        """The number of the tier that one copies from and to; -1 is the engine's own."""
+        return self._above[tier]
+
     def upper(self, tier: int) -> Tier | None:
-        """The neighbour above."""
-        return self.media[tier - 1] if tier else self.borrowed
+        """The tier that one copies from and to."""
+        return self.media[self._above[tier]] if tier else self.borrowed
 
     def tier_name(self, tier: int) -> str:
         """The name of a tier by number; -1 is the engine's own."""

@@ -226,8 +226,9 @@ class Loading:
         for tier in range(self.top + 1, len(self.residency.tiers)):
             pages = wanted[source == tier]
             if len(pages):
-                landing = self.transfers.landing(self.end(work), tier - 1, group, pages + ahead)
-                if tier - 1 == self.top and held.rule.per_position:
+                target = self.transfers.above(tier)
+                landing = self.transfers.landing(self.end(work), target, group, pages + ahead)
+                if target == self.top and held.rule.per_position:
                     landing[:] = False  # each request updates a copy of its own
                 waits |= bool(landing.any())
                 pages = pages[~landing]
@@ -245,7 +246,7 @@ class Loading:
         unless something of this request is under way, whose end brings it here again. Whether the
         end of what others move is waited for.
         """
-        target, held = tier - 1, work.held[group]
+        target, held = self.transfers.above(tier), work.held[group]
         if self.transfers.crowded(tier, self.transfers.limits.loads, storing=False):
             return True
         standing = pages + held.rule.lookahead_pages

@@ -201,7 +201,8 @@ class Prefetches:
         for tier in range(self.goal + 1, len(self._residency.tiers)):
             these = pages[source == tier]
             if len(these):
-                coming = self._transfers.landing(item.end, tier - 1, group, these)
+                target = self._transfers.above(tier)
+                coming = self._transfers.landing(item.end, target, group, these)
                 these = these[~coming]  # somebody brings them
             while len(these):
                 if self._crowded(tier):
@@ -220,13 +221,14 @@ class Prefetches:
         """Starts one transfer one tier up; of how many pages. What finds no room, or is refused,
         does not come.
         """
-        slots = self._transfers.fitting(tier - 1, group, len(pages), item.end.root)
+        target = self._transfers.above(tier)
+        slots = self._transfers.fitting(target, group, len(pages), item.end.root)
         if not len(slots):
             return 0
-        move = Move(item.end, group, tier, tier - 1, pages[: len(slots)])
+        move = Move(item.end, group, tier, target, pages[: len(slots)])
         owner = -item.number
         if self._transfers.load(move, slots, owner, Urgency.PREFETCH) is None:
-            self._residency.tiers[tier - 1].abort(group, slots)
+            self._residency.tiers[target].abort(group, slots)
             return 0
         return len(slots)
 
