@@ -25,6 +25,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from radix.policy.eviction import NATIVE_POLICIES
 from radix.replay.chains import encode_chains
 from radix.replay.index import replay_index
 from radix.replay.optimal import next_uses
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "bench" / "results" / "policies"
 PAGE = ROOT / "docs" / "policies.md"
 FIGURE = ROOT / "docs" / "policies.png"
-COUNTED = ("lru", "fifo", "lfu", "slru", "s3fifo", "arc", "hit_density", OPTIMAL)
+COUNTED = (*NATIVE_POLICIES, OPTIMAL)
 SIZES = (1, 5, 10, 20, 50)  # % of a trace's different blocks
 CHAT, AGENTS = "mooncake_conversation.jsonl.gz", "claude_code_mix64.jsonl.gz"
 SESSIONS, MOST_SESSIONS = "claude_code_sessions.jsonl.xz", 200
@@ -67,6 +68,7 @@ def _half(trace: Trace) -> Trace:
         lengths=trace.lengths[at:],
         outputs=trace.outputs[output:].copy(),
         output_offsets=trace.output_offsets[at:] - output,
+        streams=trace.streams[at:],
     )
 
 
@@ -85,7 +87,7 @@ def _sessions(traces: Path, interleave: Interleave | None) -> Trace:
         if record["id"].encode() not in known:
             kept.add(record)
             count += 1
-    times, ids, offsets, lengths = kept.arrange(interleave)
+    times, ids, offsets, lengths, streams = kept.arrange(interleave)
     return replace(
         base,
         name=SESSIONS,
@@ -96,6 +98,7 @@ def _sessions(traces: Path, interleave: Interleave | None) -> Trace:
         lengths=lengths,
         outputs=np.empty(0, np.int32),
         output_offsets=np.zeros(len(times) + 1, np.int64),
+        streams=streams,
     )
 
 
