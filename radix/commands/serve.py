@@ -102,9 +102,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _refuse_unbuilt(config: ServiceConfig) -> None:
     """Options that are known, of which the server makes nothing yet: never silently."""
-    for flag, value in (("--remote", config.remote), ("--tls-certificate", config.tls)):
-        if value is not None:
-            raise OptionError(flag, "is not in this version of the service")
+    if config.remote is not None:
+        raise OptionError("--remote", "is not in this version of the service")
 
 
 def _serve(server: Server, config: ServiceConfig, ending: ExitStack) -> dict[str, Any]:

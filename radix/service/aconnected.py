@@ -9,6 +9,7 @@ import asyncio
 import os
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from radix.service.protocol import NO_FRAME, Frame, Op, ProtocolError, Splitter,
 T = TypeVar("T")
 _PLAIN = Namespace()
 _MOST_FILES = 16
+_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _Waiting = tuple["asyncio.Future[Any]", Callable[[Frame], Any]]
 
 
@@ -94,7 +96,7 @@ class AsyncLink:
                 with memoryview(self._out) as view:
                     count = self.socket.send(view[: 1 << 20])
                 del self._out[:count]
-        except (BlockingIOError, InterruptedError):
+        except _LATER:
             return
         except OSError as error:
             self._cut(str(error))
@@ -102,9 +104,13 @@ class AsyncLink:
         self._loop.remove_writer(self.socket)
 
     def _readable(self) -> None:
+        if self.closed:
+            return
         try:
             room = self._splitter.room()
-            if self.local:
+            if isinstance(self.socket, ssl.SSLSocket):
+                count = self._read_decrypted(self.socket, room)
+            elif self.local:
                 space = socket.CMSG_SPACE(_MOST_FILES * 4)
                 count, rights, _, _ = self.socket.recvmsg_into(
                     [room], space, socket.MSG_CMSG_CLOEXEC
@@ -115,13 +121,20 @@ class AsyncLink:
             self._splitter.filled(count)
             for frame in self._splitter.frames():
                 self._take(frame)
-        except (BlockingIOError, InterruptedError):
+        except _LATER:
             return
         except (OSError, ProtocolError) as error:
             self._cut(str(error))
             return
         if not count:
             self._cut("the service closed the connection")
+
+    def _read_decrypted(self, link: ssl.SSLSocket, room: memoryview) -> int:
+        """Reads, and comes back where more was decrypted: that makes no socket readable."""
+        count = link.recv_into(room)
+        if link.pending():
+            self._loop.call_soon(self._readable)
+        return count
 
     def _take(self, frame: Frame) -> None:
         future, read = self._waiting.pop(frame.request, (None, None))

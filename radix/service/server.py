@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -29,6 +30,7 @@ from radix.service.asking import answer_lookups
 from radix.service.config import Address, ServiceConfig
 from radix.service.context import Context
 from radix.service.dispatch import serve
+from radix.service.encryption import server_context
 from radix.service.protocol import REPLY, Status, encode
 from radix.service.reporting import status_of
 from radix.service.session import Session
@@ -74,7 +76,10 @@ class Server:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
+        self._tls: ssl.SSLContext | None = None
         try:
+            if config.tls is not None:
+                self._tls = server_context(config.tls)
             if config.socket is not None:
                 self._listen_local(config.socket, config.socket_mode)
             if config.listen is not None:
@@ -231,6 +236,9 @@ class Server:
     def _ready(self, descriptor: int, mask: int) -> None:
         session = self.sessions.get(descriptor)
         if session is not None:
+            if session.shaking:
+                self._shake(session)
+                return
             if mask == _IN and session.quick is not None and answer_lookups(self.context, session):
                 return
             if mask & _OUT:
@@ -250,6 +258,22 @@ class Server:
         elif descriptor == self.context.copier.descriptor:
             self.context.copier.poll()
             self.context.active.update(self.context.stores())
+
+    def _shake(self, session: Session) -> None:
+        """A handshake of TLS goes on; both sides of it may wait for the socket."""
+        if not session.shake():
+            self._close(session, "refused: TLS")
+        elif session.shaking:
+            self._watch(session, _IN)
+        elif session.fill():  # with the end of the handshake there may have come more
+            self._serve(session)
+        else:
+            self._close(session, "closed by its client")
+
+    def _watch(self, session: Session, mask: int) -> None:
+        if mask != session.mask:
+            session.mask = mask
+            self._poll.modify(session.link.fileno(), mask)
 
     def _takes(self, session: Session) -> bool:
         """Whether it may ask more: what it has not taken, or waits for, is bounded."""
@@ -276,10 +300,7 @@ class Server:
         if not session.flush() or (session.ending and not session.out):
             self._close(session, "refused" if session.ending else "gone")
             return
-        mask = (_IN if self._takes(session) else 0) | (_OUT if session.out else 0)
-        if mask != session.mask:
-            session.mask = mask
-            self._poll.modify(session.link.fileno(), mask)
+        self._watch(session, (_IN if self._takes(session) else 0) | (_OUT if session.out else 0))
 
     # ------------------------------------------------------------ connections
     def _accept(self, kind: str, listener: socket.socket) -> None:
@@ -292,6 +313,12 @@ class Server:
             if len(self.sessions) >= self.config.limits.max_connections:
                 self._turn_away(link)
                 continue
+            if kind == _REMOTE:
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    link = self._tls.wrap_socket(
+                        link, server_side=True, do_handshake_on_connect=False
+                    )
             self._numbers += 1
             session = Session(
                 link,
@@ -300,8 +327,6 @@ class Server:
                 self.config.limits.max_frame_bytes,
                 self._answered,
             )
-            if kind == _REMOTE:
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             session.mask = _IN
             self.sessions[link.fileno()] = session
             self._poll.register(link.fileno(), _IN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import ssl
 import time
 from array import array
 from collections import deque
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from radix._native import ffi
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Reservation
+from radix.service.encryption import name_of, shaken
 from radix.service.hosting import Hosted
 from radix.service.protocol import REPLY, Splitter, Status, encode
 from radix.service.tenants import Tenant
@@ -28,6 +30,7 @@ from tiers.memory import memory_file
 from tiers.slab import ALIGNMENT_BYTES
 
 _MOST_READ = 1 << 20
+_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Opened:
@@ -145,6 +148,7 @@ class Session:
         self.files: deque[tuple[int, list[int]]] = deque()  # (bytes before them, descriptors)
         self.sent = 0
         self.queued = 0
+        self.shaking = isinstance(link, ssl.SSLSocket)
         self.certificate: str | None = None  # whom a certificate that was verified names
         self.tenant: Tenant | None = None
         self.challenge: dict[str, Any] | None = None
@@ -169,16 +173,33 @@ class Session:
     # ------------------------------------------------------------ in
     def fill(self) -> bool:
         """Reads what is there, up to the room there is. False: the other side has closed."""
-        room = self.splitter.room()
-        try:
-            count = self.link.recv_into(room, min(len(room), _MOST_READ))
-        except (BlockingIOError, InterruptedError):
+        link, splitter = self.link, self.splitter
+        while True:
+            room = splitter.room()
+            try:
+                count = link.recv_into(room, min(len(room), _MOST_READ))
+            except _LATER:
+                return True
+            except OSError:
+                return False
+            splitter.filled(count)
+            self.heard = time.monotonic()
+            # What was decrypted and not given yet makes no socket readable.
+            if not count or not isinstance(link, ssl.SSLSocket) or not link.pending():
+                return count > 0
+
+    def shake(self) -> bool:
+        """Takes the handshake of TLS further. False: it failed."""
+        link = self.link
+        if not isinstance(link, ssl.SSLSocket) or not self.shaking:
             return True
+        try:
+            self.shaking = not shaken(link)
         except OSError:
             return False
-        self.splitter.filled(count)
-        self.heard = time.monotonic()
-        return count > 0
+        if not self.shaking:
+            self.certificate = name_of(link)
+        return True
 
     # ------------------------------------------------------------ out
     def reply(
@@ -215,7 +236,7 @@ class Session:
         while self.out:
             try:
                 count = self._send()
-            except (BlockingIOError, InterruptedError):
+            except _LATER:
                 return True
             except OSError:
                 return False
