@@ -195,6 +195,37 @@ def test_victims_equal_asking_each_tenant(seed: int, rules: tuple[Rule, ...], sh
     assert went > 100
 
 
+def test_a_place_that_another_took_leads_nowhere() -> None:
+    """Where a node stood is remembered by its neighbour there, which may be gone, and another
+    tenant's since: to be looked for from there would enter the list of that one.
+    """
+    forest = Forest((full(),), 2, shared=False)
+    forest.shares.set(Tenants(of=forest.shares.tenants.of))
+    tree, (blue, green, _) = forest.tree, forest.roots
+
+    def put(root: int, number: int) -> None:
+        tokens, slots = np.array([number], np.int32), np.array([[number]], np.int32)
+        tree.insert(Cursor(root, root, 0), tokens, forest.columns, slots)
+
+    for number in range(200, 204):  # older than all of the others
+        put(green, number)
+    for number in range(40):
+        put(blue, number)
+    found = tree.match(blue, np.array([20], np.int32), 0)
+    pin, _, _ = tree.lease(Cursor(blue, found.node, 1))  # its neighbour is 21
+    for number in (19, 21):
+        at = tree.match(blue, np.array([number], np.int32), 0)
+        assert tree.drop(Cursor(blue, at.node, 1), 0, 0) == number
+    for number in range(100, 140):  # two of these are where the neighbours were
+        put(green, number)
+    tree.release(pin, stamp=False)
+    tree.check(device=False)
+    slots = np.empty(39, np.int32)
+    blues = Claim(forest.numbers[0], OWN)
+    assert forest.shares.evict(0, blues, MAX_STAMP, slots, None) == 38
+    assert slots[:38].tolist() == [n for n in range(40) if n not in (19, 21)]
+
+
 def test_one_turn_ends_where_another_tenant_is_next() -> None:
     forest = Forest((full(),), 1, shared=False)
     forest.shares.set(Tenants(of=forest.shares.tenants.of))
