@@ -32,6 +32,7 @@ from radix.errors import (
 )
 from radix.events import KeysDone, LoadDecided, PersistDecided, RequestState, SpanEvent
 from radix.groups import Cost, Group, Retention
+from radix.holding import Keep
 from radix.inserting import Inserted
 from radix.keys import Namespace
 from radix.keysets import Fetch, FetchState, FlatLease, Reservation, hash_keys
@@ -80,6 +81,7 @@ __all__ = [
     "Group",
     "Inserted",
     "InvariantError",
+    "Keep",
     "KeysDone",
     "Largest",
     "Layout",
