@@ -115,6 +115,7 @@ class TenantQuotas:
             evictable=may_go + dirty,
             leased=stats.protected - dirty,
             dirty=dirty,
+            kept=0 if residency.keeper is None else residency.keeper.kept(tier, group),
         )
 
     def reserve(self, tier: int, group: int, count: int, root: int) -> Slots:
