@@ -90,12 +90,16 @@ class Host:
     def __init__(self, directory: Path, limit_bytes: int = LIMIT, **given: Any) -> None:
         shown = given.pop("shown", True)
         self.spec = TieringOffloadingSpec(given.pop("config", None) or config())
-        self.entry = given.pop("entry", None) or {
-            "type": "RadixDiskTier",
-            "module_path": "radix.engines.vllm",
-            "directory": str(directory),
-            "limit_bytes": limit_bytes,
-        } | given
+        self.entry = (
+            given.pop("entry", None)
+            or {
+                "type": "RadixDiskTier",
+                "module_path": "radix.engines.vllm",
+                "directory": str(directory),
+                "limit_bytes": limit_bytes,
+            }
+            | given
+        )
         kv_cache_utils.init_none_hash(sha256)
         self.region = SharedOffloadRegion(
             self.spec.config.engine_id,
