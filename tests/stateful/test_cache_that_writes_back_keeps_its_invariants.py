@@ -105,6 +105,30 @@ def test_cache_that_writes_back_to_a_disk_keeps_its_invariants(seed: int) -> Non
     storm_over_disk(seed, 80)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_cache_with_a_budget_of_writes_keeps_its_invariants(seed: int) -> None:
+    """Over a real disk whose budget is used up and filled again, and what is worth a write."""
+    rng, now = random.Random(seed), [0]
+
+    def clock() -> int:
+        now[0] += rng.choice((0, 0, 10**9, 10**11))
+        return now[0]
+
+    machine = DiskMachine()
+    machine.options |= {
+        "write": rng.choice(("write_expected", "write_back", "write_through")),
+        "clock": clock,
+        "limits": Limits(
+            demote_after=Patience(polls=3),
+            drop_after=Patience(polls=8),
+            write_expected=rng.choice((0.1, 0.5)),
+            write_budget_bytes_per_day=rng.choice((1, 1 << 20, 1 << 30)),
+            write_burst_bytes=rng.choice((1, 1 << 16)),
+        ),
+    }
+    disk_storm(machine, rng, seed, 80, mixed=bool(seed % 2))
+
+
 @pytest.mark.long
 def test_cache_that_writes_back_in_many_storms_keeps_its_invariants() -> None:
     for seed in range(1000, 1600):
