@@ -2,15 +2,19 @@
 
 Kept here: the service and both echoes run in processes of their own, and what is compared is asked
 in turn over connections of one kind, by one plain loop: a whole LOOKUP is sent, its answer read,
-nothing else. The echo sends back the bytes it got; "the same bytes" sends back as many as a LOOKUP
-does, which is the least that any answer could cost. Reads through the pool are those of
-``Client.load``: a lease, the copy, the look whether the connection stands, the release; the memory
-copy moves as many bytes between other memory of the same size, in one thread.
+nothing else. Where there are two processors the asking side has the first and all that answer have
+the second, as an engine and a service have; left to the kernel, one way shares a processor with who
+asks, and another waits for an idle one to wake. The echo sends back the bytes it got; "the same
+bytes" sends back as many as a LOOKUP does, which is the least that any answer could cost. Reads
+through the pool are those of ``Client.load``: a lease, the copy, the look whether the connection
+stands, the release; the memory copy moves as many bytes between other memory of the same size, in
+one thread.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 import socket
@@ -66,13 +70,15 @@ GROUPS = (Group.full("kv", 4096),)
 
 
 @contextmanager
-def _running(*arguments: str) -> Iterator[None]:
+def _running(processor: int | None, *arguments: str) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.serving", *arguments],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
     )
     try:
+        if processor is not None:
+            os.sched_setaffinity(process.pid, {processor})
         assert process.stdout is not None
         if not process.stdout.readline():
             raise RuntimeError(f"bench.serving {arguments[0]} ended")
@@ -82,6 +88,23 @@ def _running(*arguments: str) -> Iterator[None]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@contextmanager
+def _apart() -> Iterator[int | None]:
+    """This process on a processor of its own; the number of the one for those that answer, None
+    where there is but one.
+    """
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        yield None
+        return
+    first, second = sorted(mine)[:2]
+    os.sched_setaffinity(0, {first})
+    try:
+        yield second
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def _connected(path: str) -> socket.socket:
@@ -230,9 +253,14 @@ def run_service(sizes: Sizes, place: Place) -> Outcome:
     flags = json.dumps({"socket": paths["service"], "host_bytes": f"{sizes['pool_mib']}MiB"})
     counts = {"blocks read": 0}
     with ExitStack() as stack:
-        stack.enter_context(_running("service", flags))
-        stack.enter_context(_running("echo", paths["echo"], str(len(question)), str(len(question))))
-        stack.enter_context(_running("echo", paths["same"], str(len(question)), str(HEADER_BYTES)))
+        other = stack.enter_context(_apart())
+        stack.enter_context(_running(other, "service", flags))
+        stack.enter_context(
+            _running(other, "echo", paths["echo"], str(len(question)), str(len(question)))
+        )
+        stack.enter_context(
+            _running(other, "echo", paths["same"], str(len(question)), str(HEADER_BYTES))
+        )
         client = stack.enter_context(
             Client(paths["service"], GROUPS, page_tokens=PAGE_TOKENS, pool_bytes=64 << 20)
         )
@@ -302,8 +330,8 @@ BENCHMARKS = (
             "pipelined": 64_000,
             "clients": 64,
             "many_ms": 1000,
-            "blocks": 32,
-            "reads": 20,
+            "blocks": 128,
+            "reads": 8,
             "pool_mib": 512,
         },
     ),
