@@ -5,6 +5,7 @@ removed, computed again; its neighbours are hits as before.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterator
 
@@ -12,10 +13,15 @@ import numpy as np
 import pytest
 
 from radix._native import ffi, lib
+from radix.errors import CorruptBlockError, TierError
+from radix.tier import Transfer, Urgency, View
 from tests.remote import peer
 from tests.remote.watched import Watched
 from tests.remoterig import mooncake_store, redis_nodes
+from tiers.host import HostTier
+from tiers.remote import RemoteTier
 from tiers.remote_values import HEADER_BYTES, MAGIC
+from tiers.rig import records_of
 
 PAGES = 6
 
@@ -142,3 +148,52 @@ def test_random_bytes_never_verify(url: str) -> None:
         for name in watched.names:
             watched.change(name, lambda value: rng.bytes(int(rng.integers(1, len(value) + 9))))
         assert reader.found(500, PAGES) == (0, True)
+
+
+@pytest.mark.parametrize("shards", [None, (0, 4)])
+def test_a_block_that_rots_above_is_stored_nowhere(
+    url: str, shards: tuple[int, int] | None
+) -> None:
+    """A checksum of what is sent vouches for the copy; the one taken at commit decides."""
+    host = HostTier(1 << 20, verify=True)
+    host.attach((peer.KV,), 64, None)
+    remote = RemoteTier(
+        peer.client_of(url), blocks=8, prefix=f"rot-{shards is None}", staging_bytes=65536
+    )
+    remote.attach((peer.KV,), 64, host)
+    slots = host.reserve(0, 3)
+    plane = host.planes(0)[0]
+    for slot, row in zip(slots.tolist(), peer.blocks_of(9, 3), strict=True):
+        ctypes.memmove(int(plane["base"] + slot * plane["stride"]), row.tobytes(), len(row))
+    host.commit(0, slots)
+    ctypes.memset(int(plane["base"] + slots[1] * plane["stride"]) + 40, 0, 16)
+    parts = [None] if shards is None else [View((0, 3), (at, at + 1)) for at in range(*shards)]
+    lower = remote.reserve(0, 3)
+    for job, part in enumerate(parts):
+        records = records_of(0, 0, 3)
+        remote.store(Transfer(job, 0, slots, lower, Urgency.STORE, records, part), host)
+        remote.flush()
+        (done,) = remote.poll()
+        bad = [index for index, good in enumerate(done.good) if not good]
+        assert bad in ([], [1]) if part else bad == [1]
+        if bad:
+            assert isinstance(done.error, CorruptBlockError)
+    remote.commit(0, lower[[0, 2]])
+    if shards:
+        with pytest.raises(TierError, match="only some parts"):
+            remote.commit(0, lower[[1]])
+    remote.abort(0, lower[[1]])
+    remote.check()
+    remote.close()
+    host.close()
+
+
+def test_tenants_who_do_not_trust_each_other_name_by_sha256(url: str) -> None:
+    watched = Watched(peer.client_of(url))
+    with peer.RankCache(watched, digest="sha256") as writer:
+        writer.compute(600, PAGES)
+        assert {len(name.split("{")[1].split("}")[0]) for name in watched.names} == {64}
+    with peer.RankCache(url, digest="sha256") as reader:
+        assert reader.found(600, PAGES) == (PAGES * peer.PAGE, True)
+    with peer.RankCache(url) as other:
+        assert other.found(600, PAGES)[0] == 0
