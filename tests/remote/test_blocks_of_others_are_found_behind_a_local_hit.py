@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,19 +50,19 @@ def prefix() -> str:
 
 
 def _cache(
-    nodes: RedisNodes, prefix: str, groups: tuple[Group, ...] = (KV,), **options: object
+    nodes: RedisNodes, prefix: str, groups: tuple[Group, ...] = (KV,), **options: Any
 ) -> PrefixCache:
     backend = options.pop("backend", nodes.url)
     blocks = options.pop("blocks", 256)
-    remote = RemoteTier(backend, blocks=blocks, prefix=prefix)  # type: ignore[arg-type]
+    remote = RemoteTier(backend, blocks=blocks, prefix=prefix)
     rows = [[np.zeros((64, group.block_bytes), np.uint8)] for group in groups]
     tiers = [AdoptedTier(rows, "device"), HostTier(1 << 20), remote]
-    return PrefixCache(list(groups), tiers, page_tokens=PAGE, **options)  # type: ignore[arg-type]
+    return PrefixCache(list(groups), tiers, page_tokens=PAGE, **options)
 
 
-def _serve(cache: PrefixCache, prompt: np.ndarray, **options: object) -> int:
+def _serve(cache: PrefixCache, prompt: np.ndarray, **options: Any) -> int:
     """Serves a prompt to its end; its hit."""
-    request = cache.admit(prompt, **options)  # type: ignore[arg-type]
+    request = cache.admit(prompt, **options)
     request.wait()
     if STATE in cache.groups:
         for stop in request.cuts(len(prompt)):
