@@ -15,7 +15,14 @@ from collections.abc import Callable
 import numpy as np
 
 from radix.keysets import Mask, Reservation
-from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
+from radix.service.context import (
+    Context,
+    group_of,
+    keys_of_frame,
+    may_hold,
+    opened_of,
+    positions_in,
+)
 from radix.service.hosting import Settling
 from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError, Status, numbers_in
 from radix.service.session import Opened, Session, Staging, Writing
@@ -36,6 +43,7 @@ def reserve(context: Context, session: Session, frame: Frame) -> None:
         raise ProtocolError(
             "RESERVE needs shared memory: WRITE carries bytes", Status.BAD_REQUEST, frame.request
         )
+    may_hold(context, session, frame, 0)
     group, keys = group_of(opened, frame), keys_of_frame(opened, frame)
     positions = positions_in(frame, len(keys))
     taken = opened.hosted.flat.reserve(keys, group, namespace=opened.namespace, positions=positions)

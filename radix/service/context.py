@@ -30,6 +30,8 @@ from radix.service.session import Opened, Session
 from radix.tier import Keys, Slots, Urgency
 from tiers.transfer import Completion, Planes, TransferEngine
 
+MOST_HELD = 1 << 16
+
 
 class Copier:
     """Copies between memory that both sides of a connection see and a pool, in threads; ``poll``
@@ -134,6 +136,20 @@ def opened_of(session: Session, frame: Frame) -> Opened:
             f"store {frame.store} was not opened in this connection", Status.UNKNOWN, frame.request
         )
     return opened
+
+
+def may_hold(context: Context, session: Session, frame: Frame, keys: int) -> None:
+    """``ProtocolError`` where a connection would hold more than one may: keys that it leased, and
+    leases and reservations however small.
+    """
+    most = context.config.limits.max_leases
+    held = len(session.leases) + len(session.writing)
+    if session.leased_keys + keys > most or held >= min(most, MOST_HELD):
+        raise ProtocolError(
+            f"{session.leased_keys} keys are leased by this connection, at most {most}; and "
+            f"{held} leases and reservations are held, at most {min(most, MOST_HELD)}",
+            *(Status.LIMIT, frame.request),
+        )
 
 
 def keys_of_frame(opened: Opened, frame: Frame) -> Keys:

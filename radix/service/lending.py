@@ -17,7 +17,14 @@ import numpy as np
 from radix.flat import FlatCore, Handles
 from radix.keysets import FlatLease, Mask
 from radix.service.asking import core_of, offsets_of, pages_before, reach, there
-from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
+from radix.service.context import (
+    Context,
+    group_of,
+    keys_of_frame,
+    may_hold,
+    opened_of,
+    positions_in,
+)
 from radix.service.protocol import (
     HEADER_BYTES,
     LOAD,
@@ -54,13 +61,7 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
         pages = reach(opened, some if load else first, most)
         keys, nodes, missed = keys[:pages], nodes[:pages], keys[pages:most]
         positions = None if positions is None else positions[:pages]
-    if session.leased_keys + len(keys) > context.config.limits.max_leases:
-        raise ProtocolError(
-            f"{session.leased_keys} keys are leased by this connection, at most "
-            f"{context.config.limits.max_leases}",
-            Status.LIMIT,
-            frame.request,
-        )
+    may_hold(context, session, frame, len(keys))
     pinned = opened.hosted.flat.lease(keys, namespace=opened.namespace, positions=positions)
     asked = Asked(opened, core, groups, keys.copy(), nodes, frame.request, pages)
     number = next(context.numbers)

@@ -20,7 +20,7 @@ import pytest
 
 from radix.errors import LeaseError
 from radix.keys import Namespace
-from radix.service import Client, ServiceGoneError
+from radix.service import Client, ServiceGoneError, ServiceLimitError
 from radix.service.opening import declared
 from radix.service.protocol import Op, Splitter, Status, encode, text_of
 from tests.service.rig import GROUPS, ROOT, Service, content, contents, keys_of
@@ -278,6 +278,26 @@ def test_clients_without_a_handshake_or_a_whole_frame_are_cut(tmp_path: Path) ->
         service.until(lambda told: told["connections"] == 1)
         for link in [*links, more]:
             link.close()
+
+
+def test_what_a_client_holds_is_bounded_however_small_it_is(tmp_path: Path) -> None:
+    names: list[object] = list(range(8))
+    keys = keys_of(names)
+    with Service(tmp_path, **{"limits.max_leases": "20"}) as service:
+        with service.client() as client, service.client() as other:
+            client.write(keys, contents(names))
+            leases = [client.lease(keys=keys) for _ in range(2)]
+            with pytest.raises(ServiceLimitError, match="16 keys are leased"):
+                client.lease(keys=keys)
+            rooms = [client.reserve(keys[:0]) for _ in range(18)]  # of nothing: they count, too
+            for call in (lambda: client.reserve(keys[:0]), lambda: client.lease(keys=keys[:0])):
+                with pytest.raises(ServiceLimitError, match="20 leases and reservations"):
+                    call()
+            assert other.lease(keys=keys).held().all()  # nobody else is bounded by it
+            leases[0].release()
+            client.abort(rooms[0])
+            client.lease(keys=keys[:0]).release()
+            assert client.stat()["writing"] == 17
 
 
 def test_draining_lets_readers_end_and_takes_nothing_new(tmp_path: Path) -> None:
