@@ -32,7 +32,7 @@ from tiers.remote_backend import MISSING, TOO_LONG, BackendError, Put
 SLOTS = 16384
 DOWN_S = 0.5  # a node that failed is left alone so long, then twice that, up to MOST_DOWN_S
 MOST_DOWN_S = 8.0
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _Place = tuple[str, int]
 _Fill = Callable[[Any, int], object]  # adds the command of one name to a pipeline
 
