@@ -20,6 +20,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -245,14 +246,14 @@ def _reads(path: str, rounds: Rounds, sizes: Sizes, counts: dict[str, int]) -> N
 
 def run_service(sizes: Sizes, place: Place) -> Outcome:
     """LOOKUPs beside an echo, reads beside a copy, many in a pipeline, many clients at once."""
-    rounds, folder = Rounds(), place.data / "service"
-    folder.mkdir(parents=True)
+    rounds, folder = Rounds(), Path(tempfile.mkdtemp(prefix="radix-"))  # paths of sockets are short
     tokens = np.random.default_rng(7).integers(0, 1 << 17, 4096).astype(np.int32)
     question, short = _question(tokens), _question(tokens[:256])
     paths = {name: str(folder / name) for name in ("service", "echo", "same")}
     flags = json.dumps({"socket": paths["service"], "host_bytes": f"{sizes['pool_mib']}MiB"})
     counts = {"blocks read": 0}
     with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
         other = stack.enter_context(_apart())
         stack.enter_context(_running(other, "service", flags))
         stack.enter_context(
@@ -291,7 +292,6 @@ def run_service(sizes: Sizes, place: Place) -> Outcome:
         counts["pages hit at last"] = _answers(link, 1)[0].items
         for _, _, way, _ in ways:
             way.close()
-    shutil.rmtree(folder)
     found = rounds.rows()
     return Outcome(
         rows=found,
