@@ -85,9 +85,9 @@ def test_dynamo_finds_exactly_what_is_held() -> None:
         publisher.publish(events)
         return events
 
-    rig.poll = published  # type: ignore[method-assign]
+    rig.poll = published  # type: ignore[method-assign]  # every poll is published
     router, index = Router(publisher), Index()
-    router.apply = index.apply  # type: ignore[method-assign]
+    router.apply = index.apply  # type: ignore[method-assign]  # every poll is published
     prompts: list[list[int]] = []
     partly = 0
     for step in range(60):

@@ -53,7 +53,7 @@ class Published:
             self.publisher.publish(events)
             return events
 
-        rig.poll = published  # type: ignore[method-assign]
+        rig.poll = published  # type: ignore[method-assign]  # every poll is published
 
     def router(self) -> Router:
         """One more, which knows nothing yet."""
