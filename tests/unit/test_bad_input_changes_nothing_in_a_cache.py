@@ -211,7 +211,7 @@ def _open(**more: object) -> PrefixCache:
         ({"tiers": ["host"]}, TypeError, "tiers must hold tiers, not str"),
         ({"tiers": [IndexTier(1), IndexTier(1)]}, ValueError, "two tiers of one name"),
         ({"policy": "random"}, ValueError, "'random'"),
-        ({"policy": "cost"}, UnsupportedError, "'cost' is not in this version"),
+        ({"policy": "cost"}, ValueError, "group 'kv' says no cost"),
         ({"write": "back"}, ValueError, "write is 'back'"),
         ({"ownership": "owned"}, TypeError, "ownership must be an Ownership"),
         ({"ownership": Ownership.BORROWED}, ValueError, "a tier below the device"),
