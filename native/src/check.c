@@ -323,8 +323,7 @@ static int check_list(const report *r, uint32_t c, const order_list *sums) {
                       (uint32_t)sums[c].shielded);
     }
     uint32_t i = NIL;
-    const char *fault =
-        status == RDX_OK && t->policy ? rdx_policy_fault(t, c, &i) : NULL;
+    const char *fault = status == RDX_OK && t->policy ? rdx_policy_fault(t, c, &i) : NULL;
     if (fault) {
         return broken(r, "I17: column %u: %s (node %d)", c, fault, (int32_t)i);
     }
