@@ -18,12 +18,18 @@ _DECODER = msgspec.msgpack.Decoder(KvEventBatch)
 
 
 class Router:
-    """What one subscriber believes. ``decode``: bytes to a batch, by whichever classes."""
+    """What one subscriber believes. ``decode``: bytes to a batch, by whichever classes. ``keeps``:
+    whether it applies what it hears.
+    """
 
     def __init__(
-        self, publisher: KvPublisher, decode: Callable[[bytes], Any] = _DECODER.decode
+        self,
+        publisher: KvPublisher,
+        decode: Callable[[bytes], Any] = _DECODER.decode,
+        *,
+        keeps: bool = True,
     ) -> None:
-        self._publisher, self._decode = publisher, decode
+        self._publisher, self._decode, self._keeps = publisher, decode, keeps
         self._context = zmq.Context()
         self._sub = self._context.socket(zmq.SUB)
         self._sub.connect(publisher.endpoint)
@@ -68,7 +74,8 @@ class Router:
         batch = self._decode(payload)
         for event in batch.events:
             self.events.append(event)
-            self.apply(event)
+            if self._keeps:
+                self.apply(event)
         self.next = number + 1
 
     def apply(self, event: Any) -> None:

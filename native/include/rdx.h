@@ -603,7 +603,7 @@ int rdx_flat_reach(const rdx_tree *tree, rdx_handle root, const uint8_t *parent,
 /* The LOOKUP frames of the service (docs/protocol.md) that begin at `frames`, `most` at most:
  * answers of 64 bytes each, as rdx_flat_reach finds them; `parent` and `page_tokens` as the store
  * was opened, page_tokens 0 for keys. Ends before the first that is not whole, or is not exactly a
- * good LOOKUP of this store. totals: bytes taken, frames answered, items asked, pages hit. */
+ * good LOOKUP of this store. totals: bytes taken, frames answered, pages (keys) asked and hit. */
 int rdx_flat_lookups(const rdx_tree *tree, rdx_handle root, const uint8_t *parent,
                      uint32_t page_tokens, uint64_t groups, uint64_t readable, uint32_t store,
                      const uint8_t *frames, uint64_t bytes, uint32_t most, uint8_t *answers,

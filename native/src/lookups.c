@@ -72,7 +72,7 @@ int rdx_flat_lookups(const rdx_tree *t, rdx_handle root, const uint8_t *parent,
         f += whole;
         totals[0] = (uint64_t)(f - frames);
         totals[1]++;
-        totals[2] += h.items;
+        totals[2] += h.items / each;
         totals[3] += reached[0];
     }
     return RDX_OK;

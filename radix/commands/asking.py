@@ -54,9 +54,7 @@ def ask_control(service: Path, question: str, asked: Mapping[str, Any]) -> dict[
         raise OptionError("--socket", what) from None
     finally:
         link.close()
-    if answer.status != 200:
-        raise ServiceAnswerError(str(told.get("error", answer.status)))
-    return told
+    return _said(answer.status, told)
 
 
 def ask_admin(address: str, path: str, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -76,6 +74,11 @@ def ask_admin(address: str, path: str, timeout_s: float = 10.0) -> dict[str, Any
         raise OptionError("--admin", what) from None
     finally:
         link.close()
-    if answer.status != 200:
-        raise ServiceAnswerError(str(told.get("error", answer.status)))
+    return _said(answer.status, told)
+
+
+def _said(status: int, told: dict[str, Any]) -> dict[str, Any]:
+    """The answer, where it is one."""
+    if status != 200:
+        raise ServiceAnswerError(str(told.get("error", status)))
     return told

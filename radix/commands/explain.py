@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radix.commands.terminal import EXIT_DONE, Commands, check_target, show
+from radix.commands.terminal import EXIT_DONE, Commands, add_chosen, check_target, show
 from radix.options import OptionError
 from radix.replay.report import write_json
 
@@ -44,15 +44,7 @@ def add(commands: Commands) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tokens", metavar="FILE", help="the prompt as token ids")
     what.add_argument("--keys", metavar="FILE", help="block keys, as an engine made them")
-    parser.add_argument("--tenant", metavar="NAME", help="only what is this tenant's")
-    parser.add_argument(
-        "--namespace",
-        metavar="MODEL|FIELD=VALUE,...",
-        help="only this model, or fields of model, revision, adapter, adapter_version",
-    )
-    parser.add_argument("--socket", metavar="PATH", help="the service's socket (its default)")
-    parser.add_argument("--data", metavar="DIR", help="a directory instead of a service")
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON; - is stdout")
+    add_chosen(parser, "only what is this tenant's", "only this model", "the answer")
 
 
 def run(options: argparse.Namespace) -> int:

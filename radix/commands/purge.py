@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from radix.commands.terminal import EXIT_DONE, Commands, check_target
+from radix.commands.terminal import EXIT_DONE, Commands, add_chosen, check_target
 from radix.options import OptionError, size_text
 from radix.replay.progress import shown_progress
 from radix.replay.report import write_json
@@ -40,15 +40,7 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--tenant", metavar="NAME", help="a domain of a service, or a salt")
-    parser.add_argument(
-        "--namespace",
-        metavar="MODEL|FIELD=VALUE,...",
-        help="a model, or fields of model, revision, adapter, adapter_version",
-    )
-    parser.add_argument("--socket", metavar="PATH", help="the service's socket (its default)")
-    parser.add_argument("--data", metavar="DIR", help="a directory instead of a service")
-    parser.add_argument("--json", metavar="FILE", help="write what went as JSON; - is stdout")
+    add_chosen(parser, "a domain of a service, or a salt", "a model", "what went")
 
 
 def run(options: argparse.Namespace) -> int:

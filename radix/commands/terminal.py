@@ -81,3 +81,17 @@ def complain(what: str, status: int) -> int:
     """Print one line on standard error, whatever the text holds, and return the exit status."""
     sys.stderr.write(f"radix: {' '.join(what.split())}\n")
     return status
+
+
+def add_chosen(parser: argparse.ArgumentParser, tenant: str, namespace: str, result: str) -> None:
+    """Add the options that say of whose blocks a command is, and where they are; the texts: what a
+    tenant, a namespace and the file of --json mean to it.
+    """
+    parser.add_argument("--tenant", metavar="NAME", help=tenant)
+    fields = "fields of model, revision, adapter, adapter_version"
+    parser.add_argument(
+        "--namespace", metavar="MODEL|FIELD=VALUE,...", help=f"{namespace}, or {fields}"
+    )
+    parser.add_argument("--socket", metavar="PATH", help="the service's socket (its default)")
+    parser.add_argument("--data", metavar="DIR", help="a directory instead of a service")
+    parser.add_argument("--json", metavar="FILE", help=f"write {result} as JSON; - is stdout")

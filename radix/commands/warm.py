@@ -185,6 +185,47 @@ def _written_down(path: str | None) -> Iterator[IO[str] | None]:
         yield file
 
 
+class _Warming:
+    """What a run over ``left`` comes to; what it warms is written down at once."""
+
+    def __init__(self, prompts: int, left: list[ListedPrompt], resume: IO[str] | None) -> None:
+        self._prompts, self._left, self._resume = prompts, left, resume
+        self._began = time.monotonic()
+        self._warmed = self._prompt_tokens = self._cached_tokens = 0
+        self._failures: list[Failure] = []
+
+    @property
+    def seen(self) -> int:
+        """Prompts that were tried."""
+        return self._warmed + len(self._failures)
+
+    def warmed(self, prompt: ListedPrompt, prompt_tokens: int, cached_tokens: int) -> None:
+        """A prompt is there."""
+        self._warmed += 1
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
+        if self._resume is not None:
+            self._resume.write(f"{prompt.digest}\n")
+
+    def failed(self, line: int, what: str) -> None:
+        """A prompt is not."""
+        self._failures.append(Failure(line, what))
+
+    def report(self, source: str, target: str) -> WarmReport:
+        """All of it, failures by line."""
+        return WarmReport(
+            source=source,
+            target=target,
+            prompts=self._prompts,
+            warmed=self._warmed,
+            skipped=self._prompts - len(self._left),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            seconds=time.monotonic() - self._began,
+            failures=tuple(sorted(self._failures, key=lambda failure: failure.line)),
+        )
+
+
 def _through_engine(
     options: argparse.Namespace, name: str, prompts: list[ListedPrompt], left: list[ListedPrompt]
 ) -> WarmReport:
@@ -204,33 +245,18 @@ def _through_engine(
         timeout_s=parse_seconds("--timeout", options.timeout or "600"),
         retries=int(retries),
     )
-    began, failures = time.monotonic(), []
-    warmed = prompt_tokens = cached_tokens = 0
     with shown_progress() as progress, _written_down(options.resume) as resume:
+        run = _Warming(len(prompts), left, resume)
         progress.phase("prompts", len(left))
         for posted in engine.post_all(left, concurrency):
             if posted.what:
-                failures.append(Failure(posted.prompt.line, posted.what))
+                run.failed(posted.prompt.line, posted.what)
             else:
-                warmed += 1
-                prompt_tokens += posted.prompt_tokens
-                cached_tokens += posted.cached_tokens
-                if resume is not None:
-                    resume.write(f"{posted.prompt.digest}\n")
-            progress.reach(warmed + len(failures))
-    if missed := len(left) - warmed - len(failures):
-        failures.append(Failure(left[-1].line, f"the engine is gone: {missed} prompts not sent"))
-    return WarmReport(
-        source=name,
-        target=options.url,
-        prompts=len(prompts),
-        warmed=warmed,
-        skipped=len(prompts) - len(left),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        seconds=time.monotonic() - began,
-        failures=tuple(sorted(failures, key=lambda failure: failure.line)),
-    )
+                run.warmed(posted.prompt, posted.prompt_tokens, posted.cached_tokens)
+            progress.reach(run.seen)
+    if missed := len(left) - run.seen:
+        run.failed(left[-1].line, f"the engine is gone: {missed} prompts not sent")
+    return run.report(name, options.url)
 
 
 def _from_disk(
@@ -251,31 +277,18 @@ def _from_disk(
         namespace=namespace_of(options.namespace),
         keep_s=None if options.keep is None else parse_seconds("--keep", options.keep),
     )
-    began, failures = time.monotonic(), []
-    warmed = prompt_tokens = cached_tokens = 0
     with shown_progress() as progress, _written_down(options.resume) as resume, service:
+        run = _Warming(len(prompts), left, resume)
         progress.phase("prompts", len(left))
         for prompt in left:
             try:
-                cached_tokens += service.fetch(prompt.value)
+                cached_tokens = service.fetch(prompt.value)
             except CacheError as error:
-                failures.append(Failure(prompt.line, f"{type(error).__name__}: {error}"))
+                run.failed(prompt.line, f"{type(error).__name__}: {error}")
             else:
-                warmed, prompt_tokens = warmed + 1, prompt_tokens + len(prompt.value)
-                if resume is not None:
-                    resume.write(f"{prompt.digest}\n")
-            progress.reach(warmed + len(failures))
-    return WarmReport(
-        source=name,
-        target=options.data,
-        prompts=len(prompts),
-        warmed=warmed,
-        skipped=len(prompts) - len(left),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        seconds=time.monotonic() - began,
-        failures=tuple(failures),
-    )
+                run.warmed(prompt, len(prompt.value), cached_tokens)
+            progress.reach(run.seen)
+    return run.report(name, options.data)
 
 
 def _table(report: WarmReport) -> Table:

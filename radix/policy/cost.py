@@ -32,6 +32,19 @@ def check_positive(name: str, value: object, *, zero: bool = False) -> float:
     return float(value)
 
 
+def cost_of(groups: Iterable[Group]) -> Cost:
+    """What the whole model costs: the sum over its groups. ``ValueError`` for a group that says
+    none. Cost: the groups.
+    """
+    costs: list[Cost] = []
+    for group in groups:
+        if group.cost is None:
+            raise ValueError(f"group {group.name!r} says no cost: FLOPs a token are needed")
+        costs.append(group.cost)
+    linear = sum(each.linear for each in costs)
+    return Cost(linear, sum(each.quadratic for each in costs))
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """What the engine computes: ``flops_per_s`` that it really reaches, and what the token at
@@ -53,14 +66,8 @@ class Compute:
 
     @classmethod
     def of(cls, groups: Iterable[Group], flops_per_s: float) -> Compute:
-        """The whole model: the sum of its groups' costs. ``ValueError`` for a group without."""
-        costs: list[Cost] = []
-        for group in groups:
-            if group.cost is None:
-                raise ValueError(f"group {group.name!r} says no cost: FLOPs a token are needed")
-            costs.append(group.cost)
-        linear = sum(each.linear for each in costs)
-        return cls(flops_per_s, Cost(linear, sum(each.quadratic for each in costs)))
+        """The whole model: ``cost_of`` its groups. ``ValueError`` for a group without."""
+        return cls(flops_per_s, cost_of(groups))
 
     def seconds(self, first: int, end: int) -> float:
         """How long the tokens of positions [first, end) take. Cost: O(1)."""

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from radix.groups import Cost, Group
+from radix.groups import Group
+from radix.policy.cost import cost_of
 from radix.tier import Tier
 from radix.treeparts import Price
 
@@ -146,16 +147,10 @@ def prices_of(groups: Sequence[Group], tiers: Sequence[Tier]) -> list[Price]:
     Groups of a tier that share its bytes make room for each other. ``ValueError`` for a group that
     says no cost. Cost: the columns.
     """
-    costs: list[Cost] = []
-    for group in groups:
-        if group.cost is None:
-            raise ValueError(f"policy 'cost': group {group.name!r} says no cost (FLOPs a token)")
-        costs.append(group.cost)
-    linear = sum(each.linear for each in costs)
-    quadratic = sum(each.quadratic for each in costs)
+    whole = cost_of(groups)
     prices: list[Price] = []
     for group in groups:
         for number, tier in enumerate(tiers):
             pool = number if tier.capability.shares_bytes else len(prices)
-            prices.append(Price(linear, quadratic, group.block_bytes, pool))
+            prices.append(Price(whole.linear, whole.quadratic, group.block_bytes, pool))
     return prices

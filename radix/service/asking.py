@@ -159,13 +159,14 @@ def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
     one = _reached if opened.plain else _joint
     readable = opened.hosted.flat.residency.readable()
     asked, hits, out, operation = 0, 0, session.out, _ANSWERED
+    page = opened.hosted.signature.page_tokens or 1
     for frame in frames:
         try:
             pages, first = one(opened, frame, readable)
         except ProtocolError as error:
             session.refuse(frame.op, frame.request, error.status, str(error))
             continue
-        asked += frame.items
+        asked += frame.items // page
         hits += pages
         given = frame.store, frame.request, pages, 0, first
         out += _ANSWER(MAGIC, VERSION, operation, 0, 0, *given, 0, 0, 0, 0)

@@ -91,7 +91,7 @@ class Context:
         self.metrics = Metrics()
         self.counted = {tenant.name: Metrics() for tenant in config.tenants}
         self.boot = secrets.token_bytes(16)
-        self.tally = [0, 0, 0]  # LOOKUPs, what they asked for and what was a hit, not yet counted
+        self.tally = [0, 0, 0]  # LOOKUPs, pages (keys) of them and of those hits, not yet counted
         self.draining = False
         self.active: set[Hosted] = set()  # in which something may have begun
         # Of leases, reservations and keeps: none is given twice, nor by the next life of a server.

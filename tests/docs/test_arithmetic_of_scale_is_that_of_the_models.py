@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 PAGE_TOKENS = 16
 TERA = 1e12
 FLOPS_PER_S = 0.5 * 989e12
-TREE_BYTES_PER_TOKEN, BLOCK_COLUMNS_BYTES, KEY_BYTES, RECORD_BYTES = 4.4, 2 * 4, 300, 200
+TREE_BYTES_PER_TOKEN, BLOCK_COLUMNS_BYTES, KEY_BYTES, RECORD_BYTES = 4.6, 4, 300, 200
 
 
 def rows(columns: int) -> dict[str, list[str]]:

@@ -110,12 +110,17 @@ def _answers(store: FlatStore, groups: int, frames: bytes, page: int) -> list[tu
         *(ffi.from_buffer(frames), len(frames), MOST, out, totals),
     )
     assert status == lib.RDX_OK
-    raw, found = memoryview(bytes(ffi.buffer(out))), []
+    raw, found, source, at, asked = memoryview(bytes(ffi.buffer(out))), [], memoryview(frames), 0, 0
     for number in range(totals[1]):
         frame = decode(raw, number * HEADER_BYTES, 1 << 20)
         assert frame is not None and frame.op == Op.LOOKUP | REPLY and frame.store == 9
         found.append((frame.request, frame.items, frame.number))
-    assert totals[0] <= len(frames)
+        question = decode(source, at, 1 << 20)
+        assert question is not None
+        at, asked = at + question.wire_bytes, asked + question.items // (page or 1)
+    # in pages both, so that one over the other is a share
+    assert list(totals)[2:] == [asked, sum(items for _, items, _ in found)]
+    assert totals[0] == at <= len(frames)
     return found
 
 
