@@ -67,3 +67,5 @@ def test_the_wheel_is_abi3_and_carries_two_packages(tmp_path: Path) -> None:
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"radix", "tiers"}
     assert {"radix/_native.abi3.so", "radix/py.typed", "tiers/py.typed"} <= set(names)
+    page = [str(path.relative_to(ROOT)) for path in (ROOT / "radix/service/web").iterdir()]
+    assert page and {*page} <= set(names)
