@@ -57,7 +57,7 @@ class Epochs:
         """
         self.begun = True
         numbers = [tier for tier in tiers if tier >= 0]
-        for tier in numbers:
+        for tier in reversed(numbers):  # what may not answer first: then nothing has changed
             self._residency.tiers[tier].renew()
         for item in list(self._prefetches.open.values()):
             self._prefetches.release(item)

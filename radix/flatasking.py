@@ -183,16 +183,18 @@ class FlatAsking(Tenancy):
         *,
         namespace: Namespace | None = None,
         positions: object = None,
+        chained: bool = False,
     ) -> int:
         """Asks tiers that other stores write to as well for keys that are not here; the number
         whose ``KeysDone`` tells which keys are here by then, to be fetched or not. A hint like
-        ``has``: what is fetched is verified. Never blocks. Cost: the keys.
+        ``has``: what is fetched is verified. ``chained``: a key is of no use without those before
+        it, so that none is asked for behind the first that is absent. Never blocks. Cost: the keys.
         """
         asked, group = keys_of("keys", keys, self.key_bytes).copy(), self._group(group)
         places = positions_of(positions, len(asked)).copy()
         with self.gate:
             root, _ = self._space(namespace)
-            return self._finding.ask(root, group, asked, places)
+            return self._finding.ask(root, group, asked, places, chained=chained)
 
     def probe(self, key: bytes, group: int = 0, *, namespace: Namespace | None = None) -> int:
         """The first readable tier that has one key's block, -1 where none: nothing changes and

@@ -49,7 +49,7 @@ class FlatEpochs:
         """A new epoch in these tiers. ``TierError`` of a persistent one that cannot keep it:
         nothing has changed. Cost: what they hold.
         """
-        for tier in tiers:
+        for tier in reversed(tiers):  # what may not answer first: then nothing has changed
             self._residency.tiers[tier].renew()
         for job in list(self._transfers.jobs.values()):
             if job.move.source in tiers or job.move.target in tiers:

@@ -15,8 +15,11 @@ from radix.errors import TierError
 from radix.finders import finder_of
 from radix.flatmoves import FlatTransfers
 from radix.flatresidency import FlatResidency
+from radix.keysets import names_of
 from radix.plan import Pages
 from radix.tier import Finder, Keys, Records, Seek, TierMode
+
+_MOST_LOST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class FlatFinding:
             if (finder := finder_of(tier)) is not None:
                 self._finders[number] = finder
         self._open: dict[int, _Asked] = {}
+        self._lost: dict[tuple[int, int], dict[bytes, None]] = {}  # by root and group
 
-    def ask(self, root: int, group: int, keys: Keys, positions: Pages) -> int:
+    def ask(self, root: int, group: int, keys: Keys, positions: Pages, *, chained: bool) -> int:
         """Asks for keys, the caller's no longer; the number whose ``KeysDone`` tells which are here
         by then. Never blocks. Cost: the keys.
         """
@@ -62,7 +66,7 @@ class FlatFinding:
             if not len(which) or self._residency.tiers[tier].mode is not TierMode.ON:
                 continue
             asked = _Asked(number, root, group, tier, keys, positions, which)
-            seek = Seek(number, group, self._records(asked, which), chained=False)
+            seek = Seek(number, group, self._records(asked, which), chained=chained)
             with suppress(TierError):  # then what is here is all that there is
                 self._finders[tier].seek(seek)
                 self._open[number] = asked
@@ -89,7 +93,9 @@ class FlatFinding:
         residency, group, tier = self._residency, asked.group, asked.tier
         core = residency.core(asked.root)
         here = residency.where(core, core.find(asked.keys[which]), group) >= 0
+        lost = self._lost.get((asked.root, group), {})
         which = which[~here]
+        which = which[[name not in lost for name in names_of(asked.keys[which])]]
         slots = self._transfers.fitting(tier, group, len(which), asked.root)
         which = which[: len(slots)]
         if not len(which):
@@ -106,6 +112,22 @@ class FlatFinding:
         core = self._residency.core(asked.root)
         where = self._residency.where(core, core.find(asked.keys), asked.group)
         self._transfers.tell(asked.number, where >= 0)
+
+    def lose(self, root: int, group: int, keys: Keys) -> None:
+        """Blocks turned out to be wrong: where others would find them they go, and here nothing is
+        believed of these keys that was stored before this, as far as the last 65,536 are
+        concerned. Cost: the keys.
+        """
+        if not self._finders or not len(keys):
+            return
+        if sum(map(len, self._lost.values())) + len(keys) > _MOST_LOST:
+            self._lost.clear()
+        self._lost.setdefault((root, group), {}).update(dict.fromkeys(names_of(keys)))
+        unknown = np.full(len(keys), -1, np.int64)
+        parents = np.zeros((len(keys), 16), np.uint8)
+        for finder in self._finders.values():
+            with suppress(TierError):
+                finder.lose(group, Records(self._names[root], keys, parents, None, unknown))
 
     def forget(self) -> None:
         """What is asked counts no more: whoever waits is told what is here."""

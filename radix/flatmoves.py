@@ -71,6 +71,14 @@ class FlatTransfers(FlatOffers):
         """Whether nothing is under way that a completion could take further."""
         return not (self._waiting or self.moving())
 
+    def sinking(self, deepest: int) -> bool:
+        """Whether copies down into the tiers to ``deepest`` are under way, or wait to be. Cost: the
+        jobs.
+        """
+        return any(offer.source < deepest for offer in self._waiting) or any(
+            job.storing and job.move.target <= deepest for job in self.jobs.values()
+        )
+
     # ------------------------------------------------------------ up
     def bring(
         self,

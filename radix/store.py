@@ -397,6 +397,7 @@ class FlatStore(FlatAsking):
         with self.gate:
             _, core = self._space(namespace)
             self._epochs.forget(core, group, asked)
+            self._finding.lose(core.root, group, asked)
 
     def purge(self, root: int, after: int = 0, most: int = 1024) -> tuple[int, int | None]:
         """A piece of a namespace, by its root, leaves every tier, leased or not: of the keys behind

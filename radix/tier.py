@@ -384,6 +384,10 @@ class Finder(Protocol):
         """Answers since the last call, each once."""
         ...
 
+    def lose(self, group: int, records: Records) -> None:
+        """Blocks turned out to be wrong: they go for everybody, as far as that is possible now."""
+        ...
+
     def claim(self, group: int, slots: Slots, records: Records) -> None:
         """Reserved slots stand for blocks that were found; ``commit`` makes them final."""
         ...

@@ -34,6 +34,7 @@ from radix.tier import (
 from tiers.pools import PooledTier, blocks_of_groups, checked_count
 from tiers.remote_backend import Backend
 from tiers.remote_ends import RemoteCounts
+from tiers.remote_lanes import CLOSE_S
 from tiers.remote_transfers import RemoteConfig, RemoteTransfers
 from tiers.remote_url import backend_of
 from tiers.remote_values import DIGESTS
@@ -74,6 +75,8 @@ class RemoteTier(PooledTier):
         threads: int = 2,
         staging_bytes: int = 8 << 20,
         queue_jobs: int = 256,
+        open_s: float | None = None,
+        close_s: float = CLOSE_S,
         views: View | Sequence[View | None] | None = None,
     ) -> None:
         """Touches nothing yet; ``attach`` does.
@@ -85,8 +88,11 @@ class RemoteTier(PooledTier):
         row that fail or are late it is asked no more, and pinged after ``retry_s``, then ever
         later. ``epoch_s``: how old the knowledge of another cache's reset may be when blocks are
         sought. ``threads``: that read, and as many that write, each with ``staging_bytes`` or a
-        block's. ``queue_jobs``: of each kind that may wait. ``views``: the part of each block that
-        it holds (a rank's shards). Raises ``ValueError``, ``TypeError``, ``ImportError``.
+        block's. ``queue_jobs``: of each kind that may wait. ``open_s``: how long ``attach`` waits
+        for the backend (None: two calls; 0: not at all, and the tier is off until it answers),
+        ``close_s``: how long ``close`` waits for calls that are out. ``views``: the part of each
+        block that it holds (a rank's shards). Raises ``ValueError``, ``TypeError``,
+        ``ImportError``.
         """
         super().__init__(name, _SHARED)
         what = f"tier {name!r}:"
@@ -96,11 +102,13 @@ class RemoteTier(PooledTier):
         if not prefix or not prefix.isascii() or any(c in prefix for c in "{} \r\n"):
             raise ValueError(f"{what} prefix must be ASCII without blanks or braces: {prefix!r}")
         times = {"deadline_s": deadline_s, "retry_s": retry_s, "epoch_s": epoch_s}
-        for key, value in times.items():
+        waits = {"open_s": 0 if open_s is None else open_s, "close_s": close_s}
+        for key, value in {**times, **waits}.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise TypeError(f"{what} {key} must be a number, not {type(value).__name__}")
-            if not value > 0:
-                raise ValueError(f"{what} {key} must be above 0, not {value}")
+            if not value > 0 and (key in times or value):
+                least = "above 0" if key in times else "0 or more"
+                raise ValueError(f"{what} {key} must be {least}, not {value}")
         self._blocks = blocks if isinstance(blocks, int) else tuple(blocks)
         self._config = RemoteConfig(
             name=name,
@@ -113,6 +121,8 @@ class RemoteTier(PooledTier):
             threads=checked_count(threads, f"{what} threads"),
             staging_bytes=checked_count(staging_bytes, f"{what} staging_bytes"),
             queue_jobs=checked_count(queue_jobs, f"{what} queue_jobs"),
+            open_s=2 * deadline_s if open_s is None else open_s,
+            close_s=close_s,
         )
         self._backend = backend_of(backend) if isinstance(backend, str) else backend
         self._asked_views = [views] if isinstance(views, View) else views
@@ -138,7 +148,7 @@ class RemoteTier(PooledTier):
         """Connects. A backend that does not answer is no error: the tier is off until it does.
 
         Raises: ``UnsupportedError`` for a tier above without addresses, and for a view of some of
-        the layers; ``ValueError``. Cost: two round trips, ``deadline_s`` each at most.
+        the layers; ``ValueError``. Cost: two round trips, ``open_s`` at most.
         """
         if upper is not None and not upper.capability.address_mapped:
             raise UnsupportedError(
@@ -179,13 +189,23 @@ class RemoteTier(PooledTier):
     def close(self) -> None:
         """Gives up what runs and ends the threads. Idempotent; in a forked child it only forgets.
 
-        Cost: at most as long as calls that are out take, within ten seconds.
+        Cost: at most as long as calls that are out take, within ``close_s``; what is out then ends
+        by itself, and closes the connection: ``join`` waits for that.
         """
         if self._closed:
             return
         super().close()
         if self._transfers is not None:
             self._transfers.close(mine=os.getpid() == self._pid)
+
+    def join(self, timeout_s: float) -> bool:
+        """Of a tier that was closed: whether its calls have come back, at the latest by then."""
+        return self._transfers is None or self._transfers.join(timeout_s)
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known by now if the backend answers. Cost: O(1)."""
+        return self._transfers is not None and self._transfers.tried
 
     def _open_or_raise(self) -> None:
         if os.getpid() != self._pid:
@@ -215,12 +235,20 @@ class RemoteTier(PooledTier):
 
     def renew(self) -> None:
         """Begins a new epoch for all who share the prefix: what was stored before is not found any
-        more, by others once they seek and their knowledge is ``epoch_s`` old. Blocks.
-        ``TierUnavailableError`` where it cannot be written: nothing has changed.
+        more, by others once they seek and their knowledge is ``epoch_s`` old. Blocks, unless
+        ``begin_epoch`` did before. ``TierUnavailableError`` where it cannot be written: nothing
+        has changed.
         """
         self._open_or_raise()
         if self._transfers is not None:
             self._transfers.renew()
+
+    def begin_epoch(self) -> None:
+        """The part of ``renew`` that waits for the backend, in any thread: a new epoch stands there
+        when it returns, and this tier goes by it from its next ``renew`` on, which does not block.
+        ``TierUnavailableError`` where it cannot be written.
+        """
+        self._parts().begin_epoch()
 
     # ------------------------------------------------------------------ slots
     def free_blocks(self, group: int) -> int:
@@ -287,7 +315,7 @@ class RemoteTier(PooledTier):
 
     def pending(self) -> int:
         """Transfers and questions whose answer was not taken. Cost: O(1)."""
-        asked = 0 if self._transfers is None else self._transfers.seeking
+        asked = 0 if self._transfers is None else self._transfers.questions.open
         return super().pending() + asked
 
     def _wait_step(self, timeout_s: float) -> None:
@@ -300,7 +328,7 @@ class RemoteTier(PooledTier):
         self._open_or_raise()
         deadline = time.monotonic() + timeout_s
         self._progress()
-        while self.pending() and not self._done and not self._parts().answered:
+        while self.pending() and not self._done and not self._parts().questions.answered:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -324,13 +352,19 @@ class RemoteTier(PooledTier):
         self._heed()
         if self._mode is TierMode.OFF:
             self._refuse("finds nothing")
-        parts.seek(seek)
+        parts.questions.ask(seek)
 
     def found(self) -> list[Found]:
         """Answers since the last call, each once. Never blocks."""
-        answers = self._parts().found()
+        answers = self._parts().questions.found()
         self._counts.found += sum(int(np.count_nonzero(answer.there)) for answer in answers)
         return answers
+
+    def lose(self, group: int, records: Records) -> None:
+        """The values of blocks that turned out to be wrong go, as far as the backend answers; what
+        it does not hear of now stays. Cost here: the records.
+        """
+        self._parts().lose(group, records)
 
     def claim(self, group: int, slots: Slots, records: Records) -> None:
         """Reserved slots stand for blocks that were found; they can be committed. Cost: them."""

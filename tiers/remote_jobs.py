@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,12 @@ class Job:
         return self.over or self.cancelled
 
 
+class Timed(Protocol):
+    """What has a call out. ``due``: when that is late, None while there is none."""
+
+    due: float | None
+
+
 class Caller:
     """One way to the backend for all threads of a tier: each call has its deadline, and the breaker
     hears how it ended.
@@ -102,7 +108,7 @@ class Caller:
     def __init__(self, backend: Backend, health: Health, deadline_s: float) -> None:
         self.backend, self.health, self.deadline_s = backend, health, deadline_s
 
-    def call(self, job: Job | None, call: Callable[[float], T]) -> T | None:
+    def call(self, job: Timed | None, call: Callable[[float], T]) -> T | None:
         """What ``call(seconds)`` gives, None where it failed or nothing is asked at present."""
         if not self.health.alive:
             return None

@@ -71,16 +71,17 @@ class Lane:
             self._lock.notify()
         return True
 
-    def close(self, timeout_s: float) -> bool:
-        """Drops what waits and ends the threads; False where one has not come back in time."""
+    def stop(self) -> None:
+        """Drops what waits and ends the threads, each once its call has come back."""
         with self._lock:
             self._closing = True
             self._tasks.clear()
             self._lock.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that were started."""
+        return [thread for thread in self._threads if thread.ident is not None]
 
     def _main(self, memory: Staging) -> None:
         while (task := self._next()) is not None:
@@ -124,14 +125,22 @@ class Health:
         self.alive = False
         self.outages = 0
 
-    def begin(self) -> None:
+    def begin(self, wait_s: float) -> None:
         """Connects for the first time, in a thread; returns once that was tried, or takes longer
-        than two calls may.
+        than ``wait_s``.
         """
         self._start(0.0)
-        self._tried.wait(2 * self._timeout_s)
-        if not self.alive:
-            self.outages += 1
+        if wait_s and not self._tried.wait(wait_s):
+            self._out()
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known by now if the backend answers."""
+        return self._tried.is_set()
+
+    def _out(self) -> None:
+        """It did not answer when it was asked first: the first outage, counted once."""
+        self.outages = max(1, self.outages)
 
     def answered(self) -> None:
         """A call went through."""
@@ -168,9 +177,11 @@ class Health:
             self._backend.ping(self._timeout_s)
         except BackendError as error:
             _LOG.info("%s: %s", self._backend.url, error)
+            self._out()
             return False
         except Exception:  # outermost: it is tried again, and said
             _LOG.exception("%s: asking it again failed", self._backend.url)
+            self._out()
             return False
         else:
             with self._lock:
@@ -180,8 +191,11 @@ class Health:
         finally:
             self._tried.set()
 
-    def close(self) -> None:
-        """Asks no more."""
+    def stop(self) -> None:
+        """Asks no more; its thread ends once its call has come back."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """That which asks, where one was started."""
+        return [] if self._thread is None else [self._thread]

@@ -17,24 +17,21 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from radix.errors import TierFullError, TierUnavailableError, UnsupportedError
 from radix.groups import Group
-from radix.tier import Found, Records, Seek, Slots, Tier, Transfer, TransferDone, Urgency, View
+from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, View
 from tiers.arrivals import Arrivals
 from tiers.disk_records import check_records
 from tiers.remote_backend import Backend, BackendError
 from tiers.remote_directory import Directory, Entries, Epochs
 from tiers.remote_ends import RemoteCounts, done_of
 from tiers.remote_jobs import Caller, Job, Runner, State
-from tiers.remote_lanes import CLOSE_S, Health, Lane, Staging
+from tiers.remote_lanes import Health, Lane, Staging
+from tiers.remote_questions import Question, Questions
 from tiers.remote_values import EPOCH_BYTES, Names, Row, is_epoch, sealed_epoch
 from tiers.views import Cut, Cuts
-
-SEEK_BLOCKS = (
-    64  # asked for at once; where keys are chained, no more after the first that is absent
-)
-MOST_SEEKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,8 @@ class RemoteConfig:
     threads: int
     staging_bytes: int
     queue_jobs: int
+    open_s: float
+    close_s: float
 
 
 @dataclass(slots=True)
@@ -59,13 +58,13 @@ class _Inbox:
 
     wake: threading.Event = field(default_factory=threading.Event)
     ended: deque[Job] = field(default_factory=deque)
-    found: deque[Found] = field(default_factory=deque)
     removed: deque[int] = field(default_factory=deque)
 
 
 class RemoteTransfers:
-    """Start: ``store``, ``load``, ``seek``. Go on: ``progress``, ``sleep``, ``cancel``. Ask:
-    ``alive``, ``found``, ``seeking``. Slots: ``claim``, ``forget``. End: ``renew``, ``close``.
+    """Start: ``store``, ``load``, ``lose``; ``questions``. Go on: ``progress``, ``sleep``,
+    ``cancel``. Ask: ``alive``, ``tried``. Slots: ``enter``, ``forget``. End: ``renew``, ``close``,
+    ``join``.
     """
 
     def __init__(
@@ -85,9 +84,9 @@ class RemoteTransfers:
         self._views, self._page_bytes, self._arrivals = views, page_bytes, arrivals
         self._inbox = _Inbox()
         self._jobs: dict[int, Job] = {}
-        self._seeks: set[int] = set()
         self._epochs = Epochs()
         self._epoch_seen_s = 0.0
+        self._begun: bytes | None = None  # an epoch that stands in the backend, not yet in force
         self._names = Names(config.prefix, config.digest, groups)
         self._health = Health(
             backend,
@@ -110,6 +109,9 @@ class RemoteTransfers:
             Lane(f"{config.name}-{kind}", config.threads, most, config.queue_jobs)
             for kind in ("read", "write")
         )
+        self.questions = Questions(
+            config.name, self._reading, self._inbox.wake, config.deadline_s, self._exist
+        )
         self._begin_threads()
 
     def _rows_held(self, groups: tuple[Group, ...]) -> list[Row]:
@@ -127,7 +129,7 @@ class RemoteTransfers:
         for lane in lanes:
             for staging in lane.staging:
                 self._backend.register(staging.bytes)
-        self._health.begin()
+        self._health.begin(self._config.open_s)
         for lane in lanes:
             lane.start()
 
@@ -136,6 +138,11 @@ class RemoteTransfers:
     def alive(self) -> bool:
         """Whether the backend is asked at present. Cost: O(1)."""
         return self._health.alive
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known by now if the backend answers. Cost: O(1)."""
+        return self._health.tried
 
     @property
     def outages(self) -> int:
@@ -159,14 +166,17 @@ class RemoteTransfers:
         if value is not None and self._epochs.left(value[:EPOCH_BYTES]):
             value = replace(name, sealed_epoch(self._epochs.current), timeout_s, absent=False)
         if value is not None and is_epoch(value):
-            self._epochs.saw(value[:EPOCH_BYTES])
+            if value[:EPOCH_BYTES] != self._begun:  # that comes into force with ``renew``
+                self._epochs.saw(value[:EPOCH_BYTES])
         elif self._epochs.number < 0:
             self._epochs.saw(fresh[:EPOCH_BYTES])  # alone with it until the other one can be read
         self._epoch_seen_s = time.monotonic()
 
-    def renew(self) -> None:
-        """Begins a new epoch for all who share the prefix. Blocks. ``TierUnavailableError``."""
-        epoch = secrets.token_bytes(EPOCH_BYTES)
+    def begin_epoch(self) -> None:
+        """Writes a new epoch for all who share the prefix, in any thread; here it is in force from
+        ``renew`` on: nothing is stored under it before. Blocks. ``TierUnavailableError``.
+        """
+        epoch = self._begun = secrets.token_bytes(EPOCH_BYTES)
         value, name = sealed_epoch(epoch), self._names.epoch_name
         try:
             if not self.alive:
@@ -175,8 +185,16 @@ class RemoteTransfers:
             if found != value:
                 raise BackendError("the part of it that keeps the epoch does not answer")
         except BackendError as error:
+            self._begun = None
             raise TierUnavailableError(self._config.name, f"no new epoch: {error}") from error
-        self._epochs.saw(epoch)
+
+    def renew(self) -> None:
+        """Goes by a new epoch from now on. Blocks unless one was begun."""
+        if self._begun is None:
+            self.begin_epoch()
+        begun, self._begun = self._begun, None
+        assert begun is not None  # else it was not begun, and that was raised
+        self._epochs.saw(begun)
 
     # ------------------------------------------------------------------ start
     def store(self, transfer: Transfer, upper: Tier, cut: Cut) -> None:
@@ -250,9 +268,10 @@ class RemoteTransfers:
             job = self._inbox.ended.popleft()
             if self._jobs.get(job.transfer.job) is job and not self._goes_on(job):
                 done.append(self._end(job, "cancelled" if job.cancelled else ""))
-        if not self._jobs:
-            return done
         alive, now = self.alive, time.monotonic()
+        for _ in range(self.questions.late(alive)):
+            self.counts.late += 1
+            self._health.failed("a call was late")
         for job in list(self._jobs.values()):
             due = job.due
             late = due is not None and now > due + 0.05
@@ -301,58 +320,48 @@ class RemoteTransfers:
     def sleep(self, timeout_s: float) -> None:
         """Waits until ``progress`` may have something to do, or the time is over."""
         dues = [job.due for job in self._jobs.values()]
+        if self.questions.open:
+            timeout_s = min(timeout_s, self._config.deadline_s)
         now = time.monotonic()
         left = min((due - now + 0.06 for due in dues if due), default=timeout_s)
         self._inbox.wake.wait(max(0.0, min(timeout_s, left)))
         self._inbox.wake.clear()
 
     # ------------------------------------------------------------------ what others stored
-    @property
-    def seeking(self) -> int:
-        """Questions whose answers were not taken."""
-        return len(self._seeks)
+    def _exist(self, question: Question, lo: int, hi: int) -> npt.NDArray[np.bool_] | None:
+        """Which of some blocks seem to have all their values, in a thread."""
+        if self.alive and time.monotonic() > self._epoch_seen_s + self._config.epoch_s:
+            self._caller.call(question, self._refresh)
+        group, of = question.seek.group, question.seek.records
+        some = Records(
+            of.namespace,
+            of.keys[lo:hi],
+            of.parents[lo:hi],
+            None if of.pages is None else of.pages[lo:hi],
+            of.positions[lo:hi],
+        )
+        blocks = self._names.blocks(group, some, self._epochs.current)
+        row, name = self._rows[group], self._names.name
+        digests = [each.tobytes() for each in blocks.digests]
+        names = [name(digest, piece) for digest in digests for piece in row.pieces]
+        found = self._caller.call(question, partial(self._backend.exists, names))
+        if found is None:
+            return None
+        each = np.array(found, np.bool_).reshape(len(digests), -1)
+        whole: npt.NDArray[np.bool_] = np.logical_and.reduce(each, axis=1)
+        return whole
 
-    @property
-    def answered(self) -> bool:
-        """Whether ``found`` has something to give."""
-        return bool(self._inbox.found)
+    def lose(self, group: int, records: Records) -> None:
+        """The values of these blocks go, as far as the backend answers; nobody is told."""
+        blocks = self._names.blocks(group, records, self._epochs.current)
+        pieces = range(len(self._runners[group].spans))
+        names = [self._names.name(each.tobytes(), p) for each in blocks.digests for p in pieces]
 
-    def seek(self, seek: Seek) -> None:
-        """Asks for blocks. ``TierFullError`` (retryable) where too many questions are open."""
-        if len(self._seeks) >= MOST_SEEKS:
-            raise TierFullError(self._config.name, "too many questions are open", retryable=True)
-        if not self._reading.put(int(Urgency.PREFETCH), lambda memory: self._look(seek)):
-            raise TierFullError(self._config.name, "the queue is full", retryable=True)
-        self._seeks.add(seek.number)
+        def remove(memory: Staging) -> None:
+            if self._caller.remove(names):
+                self._inbox.removed.append(len(names))
 
-    def _look(self, seek: Seek) -> None:
-        there = np.zeros(len(seek.records.keys), np.bool_)
-        try:
-            if self.alive and time.monotonic() > self._epoch_seen_s + self._config.epoch_s:
-                self._caller.call(None, self._refresh)
-            blocks = self._names.blocks(seek.group, seek.records, self._epochs.current)
-            row, name = self._rows[seek.group], self._names.name
-            for lo in range(0, len(blocks), SEEK_BLOCKS):
-                digests = [each.tobytes() for each in blocks.digests[lo : lo + SEEK_BLOCKS]]
-                names = [name(digest, piece) for digest in digests for piece in row.pieces]
-                found = self._caller.call(None, partial(self._backend.exists, names))
-                if found is None:
-                    break
-                whole = np.array(found, np.bool_).reshape(len(digests), -1).all(axis=1)
-                there[lo : lo + len(digests)] = whole
-                if seek.chained and not whole.all():
-                    break
-        finally:
-            self._inbox.found.append(Found(seek.number, there))
-            self._inbox.wake.set()
-
-    def found(self) -> list[Found]:
-        """Answers, each once."""
-        result: list[Found] = []
-        while self._inbox.found:
-            result.append(self._inbox.found.popleft())
-            self._seeks.discard(result[-1].number)
-        return result
+        self._writing.put(int(Urgency.DEMAND), remove, begun=True)
 
     def enter(self, group: int, slots: Slots, records: Records, epoch: int | None = None) -> None:
         """These slots stand for these blocks. Cost: the slots."""
@@ -373,7 +382,20 @@ class RemoteTransfers:
         for job in jobs:
             with job.lock:  # no longer than a copy takes
                 job.over = True
-        self._health.close()
-        back = [lane.close(CLOSE_S) for lane in (self._reading, self._writing)]
-        if all(back):  # else a call is still out: what it uses stays as it is
+        for each in (self._health, self._reading, self._writing):
+            each.stop()
+        if not self.join(self._config.close_s):  # what a call that is out uses stays as it is
+            threading.Thread(target=self.join, name="remote-close", daemon=True).start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Whether all threads have ended, at the latest by then (None: whenever they do), and with
+        them the connection to the backend.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        threads = self._health.threads + self._reading.threads + self._writing.threads
+        for thread in threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        back = not any(thread.is_alive() for thread in threads)
+        if back:
             self._backend.close()
+        return back

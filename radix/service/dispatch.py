@@ -4,27 +4,14 @@ Consecutive LOOKUPs in one store are answered together.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
-import numpy as np
-
-from radix.errors import (
-    CacheError,
-    CapacityError,
-    ClosedError,
-    LeaseError,
-    NeverFitsError,
-    TierError,
-    TierFullError,
-    UnsupportedError,
-)
-from radix.service import asking, bringing, entering, lending
+from radix.service import asking, bringing, entering, lending, observing
 from radix.service.context import Context
-from radix.service.protocol import CAPACITY_NUMBERS, Frame, Op, ProtocolError, Status
+from radix.service.protocol import Frame, Op, ProtocolError, Status
+from radix.service.refusing import refuse
 from radix.service.session import Session
 
-_LOG = logging.getLogger("radix.service")
 _MOST_TOGETHER = 512
 _LOOKUP = int(Op.LOOKUP)
 Answer = Callable[[Context, Session, Frame], None]
@@ -37,7 +24,9 @@ ANSWERS: dict[int, Answer] = {
     Op.LENGTHS: asking.lengths,
     Op.TOUCH: asking.touch,
     Op.STAT: asking.stat,
-    Op.EVENTS: asking.events,
+    Op.EVENTS: observing.events,
+    Op.WATCH: observing.watch,
+    Op.RESIDENT: observing.resident,
     Op.LEASE: lending.lease,
     Op.RELEASE: lending.release,
     Op.KEEP: lending.keep,
@@ -51,22 +40,6 @@ ANSWERS: dict[int, Answer] = {
     Op.FLUSH: bringing.flush,
 }
 _BEFORE = (Op.HELLO, Op.PROVE)
-_ENDS = (Status.BAD_FRAME, Status.VERSION)
-# The first that fits: what stands below is more general.
-_STATUSES: tuple[tuple[type[Exception], Status], ...] = (
-    (CapacityError, Status.CAPACITY),
-    (TierFullError, Status.CAPACITY),
-    (NeverFitsError, Status.NEVER_FITS),
-    (ClosedError, Status.CLOSED),
-    (LeaseError, Status.STALE),
-    (UnsupportedError, Status.BAD_REQUEST),
-    (TierError, Status.TIER),
-    (CacheError, Status.BAD_REQUEST),
-    (ValueError, Status.BAD_REQUEST),
-    (TypeError, Status.BAD_REQUEST),
-    (OverflowError, Status.BAD_REQUEST),
-    (MemoryError, Status.CAPACITY),
-)
 
 
 def serve(context: Context, session: Session, takes: Callable[[], bool]) -> None:
@@ -93,7 +66,7 @@ def serve(context: Context, session: Session, takes: Callable[[], bool]) -> None
         if held:
             _lookup(context, session, held)
             held = []
-        _refuse(context, session, 0, error.request, error)
+        refuse(context, session, 0, error.request, error)
     if held:
         _lookup(context, session, held)
 
@@ -103,7 +76,7 @@ def _lookup(context: Context, session: Session, frames: list[Frame]) -> None:
         asking.lookup(context, session, frames)
     except Exception as error:  # outermost: of these requests
         for frame in frames:
-            _refuse(context, session, frame.op, frame.request, error)
+            refuse(context, session, frame.op, frame.request, error)
 
 
 def answer(context: Context, session: Session, frame: Frame) -> None:
@@ -118,30 +91,4 @@ def answer(context: Context, session: Session, frame: Frame) -> None:
         for opened in session.stores.values():
             context.active.add(opened.hosted)
     except Exception as error:  # outermost: of this request
-        _refuse(context, session, frame.op, frame.request, error)
-
-
-def _refuse(context: Context, session: Session, op: int, request: int, error: Exception) -> None:
-    status = error.status if isinstance(error, ProtocolError) else None
-    if status is None:
-        status = next((s for kind, s in _STATUSES if isinstance(error, kind)), Status.INTERNAL)
-    text = str(error)
-    told = {"connection": session.number, "request": request, "op": op, "status": status.name}
-    _LOG.debug("refused: %s", text, extra=told)
-    if status is Status.INTERNAL:
-        _LOG.error("a fault of the server", extra=told, exc_info=error)
-        text = f"a fault of the server, under request {request} of connection {session.number}"
-    context.metrics.add(("refused", status.name.lower().replace("_", " ")))
-    session.refuse(op & 0x7FFF, request, status, text, _numbers(error))
-    denied = status in (Status.DENIED, Status.DRAINING) and session.tenant is None
-    if status in _ENDS or denied or op == 0:
-        session.ending = True
-
-
-def _numbers(error: Exception) -> bytes:
-    """What a budget says of itself."""
-    if isinstance(error, CapacityError):
-        return np.array([getattr(error, name) for name in CAPACITY_NUMBERS], np.int64).tobytes()
-    if isinstance(error, NeverFitsError):
-        return np.array([error.needed, error.capacity], np.int64).tobytes()
-    return b""
+        refuse(context, session, frame.op, frame.request, error)

@@ -66,6 +66,9 @@ def test_a_password_is_shown_nowhere() -> None:
         ({"staging_bytes": 0}, ValueError, "staging_bytes"),
         ({"queue_jobs": 0}, ValueError, "queue_jobs"),
         ({"name": ""}, ValueError, "name"),
+        ({"open_s": -0.5}, ValueError, "open_s must be 0 or more"),
+        ({"open_s": "now"}, TypeError, "open_s"),
+        ({"close_s": -1}, ValueError, "close_s must be 0 or more"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(
