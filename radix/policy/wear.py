@@ -97,6 +97,10 @@ class Wear:
         coming = (self._coming(tier, group) * size for group, size in enumerate(self._padded))
         return bucket.room - sum(coming)
 
+    def left(self, now_ns: int) -> dict[str, int]:
+        """By the name of each tier with a budget, the bytes that it has left."""
+        return {self._tiers[number].name: self.room(number, now_ns) for number in self._buckets}
+
     def spent(self, tier: int, group: int, now_ns: int) -> bool:
         """Whether not one block of a group may be written to a tier now."""
         return tier in self._buckets and self.room(tier, now_ns) < self._padded[group]

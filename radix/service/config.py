@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from radix.options import OptionError
+from radix.policy.reuse import MOST as MOST_USES
 from radix.service.tenants import Tenant, bytes_from, tenant_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_WRITES = ("write_through", "write_after")
+_WRITES = ("write_through", "write_after", "write_expected")
 _REMOTES = ("redis", "rediss", "mooncake")
 
 
@@ -80,7 +81,9 @@ class ServiceConfig:
     ``listen``: TCP for other machines (None: none), with ``tls`` or tenants' secrets. ``admin``:
     HTTP, on loopback only (None: none). ``data``: directory of the disk tier (None: no disk).
     ``host_bytes``, ``disk_bytes``: limits of the tiers; ``remote``: URL of a remote tier (None:
-    none). ``policy``, ``write``, ``write_after``, ``verify``: as of a flat store; ``log_level``.
+    none), ``remote_blocks``: that a store may know there of each group. ``policy``, ``write``,
+    ``write_after``, ``write_expected``: as of a flat store; ``write_budget_bytes_per_day``,
+    ``write_burst_bytes``: of all disks of all stores together (None: no end; an hour's share).
     """
 
     socket: Path | None
@@ -97,6 +100,9 @@ class ServiceConfig:
     threads: int
     log_level: str
     limits: ServiceLimits
+    write_expected: float
+    write_budget_bytes_per_day: int | None
+    write_burst_bytes: int | None
     tls: Tls | None
     tenants: tuple[Tenant, ...]
 
@@ -156,6 +162,19 @@ def _seconds(key: str, text: str) -> float:
 def _mode(key: str, text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text) or int(text, 8) & 0o111:
         raise OptionError(key, f"expected permissions such as 600 or 660, got {text!r}")
+def _positive(key: str, text: str) -> float:
+    seconds = _seconds(key, text)
+    if not seconds:
+        raise OptionError(key, f"expected seconds above 0, got {text!r}")
+    return seconds
+
+
+def _chance(key: str, text: str) -> float:
+    if not re.fullmatch(r"[01]?\.[0-9]{1,9}|1", text) or not 0 < float(text) <= 1:
+        raise OptionError(key, f"expected a chance above 0 and up to 1 such as 0.1, got {text!r}")
+    return float(text)
+
+
     return int(text, 8)
 
 
@@ -246,7 +265,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("max_connections", "limits", "256", "N", "clients at once", _count_from(1, 65536)),
     Option(
         *("max_pipeline", "limits", "1024", "N", "requests a client may have unanswered"),
-        _count_from(1),
+        _count_from(1, MOST_USES - 1),
+    ),
+    Option(
+        *("write_expected", "", "0.1", "CHANCE", "of being read back, with write_expected"),
+        _chance,
+    ),
+    Option(
+        *("write_budget_bytes_per_day", "", NONE, "SIZE", "what disks may be given to write a day"),
+        bytes_from(MIB),
+    ),
+    Option(
+        *("write_burst_bytes", "", NONE, "SIZE", "of it at once (none: the share of an hour)"),
+        bytes_from(MIB),
     ),
     Option("max_leases", "limits", "1048576", "N", "keys that a client may pin", _count_from(1)),
     Option(
@@ -262,7 +293,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("key", "tls", None, "FILE", "its private key", _path),
     Option("client_authority", "tls", None, "FILE", "who signs clients' certificates", _path),
 )
-_OFF = ("socket", "listen", "admin", "data", "remote")
+_OFF = (
+    *("socket", "listen", "admin", "data", "remote"),
+    *("write_budget_bytes_per_day", "write_burst_bytes"),
+)
 
 
 def read_config(

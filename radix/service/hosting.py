@@ -80,7 +80,7 @@ class Hosted:
             write=config.write,
             events=True,
             clock=time.monotonic_ns,
-            limits=Limits(write_after=config.write_after),
+            limits=limits_of(config, self.disk_bytes),
         )
         self.users = 0  # connections that have it open
         self.used = time.monotonic()
@@ -245,6 +245,30 @@ def least_bytes(signature: Signature) -> int:
 def domains_of(config: ServiceConfig) -> dict[str, Domain]:
     """A domain for each that the tenants name. A quota is taken as it is said; what is left of the
     service's bytes is divided by weight among the domains without one.
+    def _sink(self, deepest: int, until: float | None) -> None:
+        """Ends the copies down to a tier; ``until``: then they are given up."""
+        while self.flat.transfers.sinking(deepest):
+            if until is not None and time.monotonic() >= until:
+                return
+            self.flat.wait()
+            for event in self.flat.poll():
+                self._tell(event)
+
+
+def limits_of(config: ServiceConfig, disk_bytes: int) -> Limits:
+    """The bounds of a store with so much of the disk, whose share of what may be written it has."""
+
+    def share(nbytes: int | None) -> int | None:
+        return None if nbytes is None else max(1, nbytes * disk_bytes // config.disk_bytes)
+
+    return Limits(
+        write_after=config.write_after,
+        write_expected=config.write_expected,
+        write_budget_bytes_per_day=share(config.write_budget_bytes_per_day),
+        write_burst_bytes=share(config.write_burst_bytes),
+        load_deadline=Patience(ns=_LOAD_NS),
+    )
+
     """
     names = list(dict.fromkeys(tenant.domain for tenant in config.tenants))
     hosts = dict(zip(names, _shares(config, names, config.host_bytes, "quota_bytes"), strict=True))

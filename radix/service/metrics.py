@@ -26,6 +26,8 @@ GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "radix_tier_limit_bytes": ("Bytes that a tier may take.", (*_STORE, "tier")),
     "radix_tier_blocks": ("Blocks in a tier.", (*_STORE, "tier", "group")),
     "radix_tier_on": ("1: on, 0.5: read-only, 0: off.", (*_STORE, "tier")),
+    "radix_write_budget_left_bytes": ("Bytes that may be written now.", (*_STORE, "tier")),
+    "radix_write_budget_bytes_per_day": ("Bytes that may be written a day.", _STORE),
     "radix_transfers": ("Transfers under way.", _STORE),
     "radix_leases": ("Leases that are held.", _STORE),
     "radix_index_nodes": ("Nodes of the index.", _STORE),
@@ -47,6 +49,10 @@ COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "radix_moved_bytes": (
         "Bytes copied to (store) or from (load) a tier.",
         (*_STORE, "what", "tier", "group"),
+    ),
+    "radix_written_bytes": (
+        "Bytes that a tier gave its medium, index and padding included.",
+        (*_STORE, "tier"),
     ),
     "radix_failed_blocks": ("Blocks whose copy failed.", (*_STORE, "what", "tier", "group")),
     "radix_corrupt_blocks": (
@@ -135,6 +141,13 @@ def _tell_store(families: _Families, store: StoreStatus) -> None:
         families.set("radix_tier_on", _MODES[tier.mode], *where, tier.name)
         for group, blocks in tier.blocks.items():
             families.set("radix_tier_blocks", blocks, *where, tier.name, group)
+    writes = store.writes
+    for name, count in writes.written_bytes.items():
+        families.count("radix_written_bytes", count, *where, name)
+    for name, left in writes.budget_left_bytes.items():
+        families.set("radix_write_budget_left_bytes", left, *where, name)
+    if writes.budget_bytes_per_day is not None:
+        families.set("radix_write_budget_bytes_per_day", writes.budget_bytes_per_day, *where)
     families.set("radix_transfers", store.transfers_under_way, *where)
     families.set("radix_leases", store.leases, *where)
     families.set("radix_index_nodes", store.nodes, *where)

@@ -26,7 +26,10 @@ def status_of(
     """Everything, at this moment; ``began``: Unix time. Cost: stores, tenants and connections."""
     now = time.time()
     stores = tuple(
-        store_status(name_of(hosted), hosted.flat, hosted.domain, time.monotonic_ns())
+        store_status(
+            *(name_of(hosted), hosted.flat, hosted.domain),
+            *(time.monotonic_ns(), context.config.write),
+        )
         for hosted in context.stores()
     )
     held = _held_by(context)

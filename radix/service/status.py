@@ -49,6 +49,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """What goes down. ``written_bytes``: by tier that counts them, index and padding included;
+    ``budget_bytes_per_day``: of each tier that lasts (None: no end), ``budget_left_bytes``: by such
+    a tier, below 0 what was written beyond; ``chances``: how likely pages that were asked for once,
+    twice, three times and more often are read back from there (None: not learned).
+    """
+
+    policy: str
+    written_bytes: Mapping[str, int]
+    budget_bytes_per_day: int | None
+    budget_left_bytes: Mapping[str, int]
+    chances: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class TransferStatus:
     """A transfer under way; ``source`` "engine": memory that no tier owns. ``age_s``: None where
     the store has no clock.
@@ -74,6 +89,7 @@ class StoreStatus:
     groups: Mapping[str, int]
     tiers: tuple[TierStatus, ...]
     asked: Asked
+    writes: WriteStatus
     transfers_under_way: int
     transfers: tuple[TransferStatus, ...]
     namespaces: int
@@ -130,11 +146,12 @@ class Status:
 
 
 def store_status(
-    name: str, store: Facade, domain: str = "", now_ns: int | None = None
+    name: str, store: Facade, domain: str = "", now_ns: int | None = None, write: str = ""
 ) -> StoreStatus:
     """The status of a cache or a store. Called by the thread that owns it.
 
-    ``now_ns``: of the clock that it was given (None: it has none). Cost: its counters and groups,
+    ``now_ns``: of the clock that it was given (None: it has none); ``write``: its policy of
+    writing. Cost: its counters and groups,
     never its blocks; a persistent tier's usage may ask the file system.
     """
     groups = [group.name for group in store.groups]
@@ -157,6 +174,7 @@ def store_status(
         groups={group.name: group.block_bytes for group in store.groups},
         tiers=tiers,
         asked=asked_of(store),
+        writes=_writes(store, write),
         transfers_under_way=len(jobs),
         transfers=_transfers(store, groups, now_ns),
         namespaces=tree.roots,
@@ -175,6 +193,21 @@ def asked_of(store: Facade) -> Asked:
     hits = metrics.below(begin, hit)
     misses = metrics.below(begin, "miss")
     return Asked(unit, sum(hits.values()) + sum(misses.values()), hits, misses)
+
+
+def _writes(store: Facade, policy: str) -> WriteStatus:
+    transfers, written = store.transfers, {}
+    for tier in store.opened:
+        if (so_far := tier.written()) is not None:
+            written[tier.name] = so_far.total_bytes
+    expected = transfers.expected
+    return WriteStatus(
+        policy=policy,
+        written_bytes=written,
+        budget_bytes_per_day=transfers.limits.write_budget_bytes_per_day,
+        budget_left_bytes=transfers.wear.left(transfers.now().ns),
+        chances=None if expected is None else tuple(expected.chances()),
+    )
 
 
 def _transfers(
