@@ -266,7 +266,6 @@ def limits_of(config: ServiceConfig, disk_bytes: int) -> Limits:
         write_expected=config.write_expected,
         write_budget_bytes_per_day=share(config.write_budget_bytes_per_day),
         write_burst_bytes=share(config.write_burst_bytes),
-        load_deadline=Patience(ns=_LOAD_NS),
     )
 
     """
