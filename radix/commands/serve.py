@@ -84,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
     flags = {option.key: given[option.key] for option in OPTIONS if option.key in given}
     file = None if options.config is None else Path(options.config)
     config = read_config(file, flags, dict(map(tenant_of_flag, options.tenant)))
-    _refuse_unbuilt(config)
+    if config.remote is not None:
+        _check_remote(config.remote)
     from radix.service.logs import log_as_json
     from radix.service.server import Server
 
@@ -100,10 +101,17 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _refuse_unbuilt(config: ServiceConfig) -> None:
-    """Options that are known, of which the server makes nothing yet: never silently."""
-    if config.remote is not None:
-        raise OptionError("--remote", "is not in this version of the service")
+def _check_remote(url: str) -> None:
+    """An URL that no store could use is told before anything listens."""
+    from tiers.remote_url import backend_of
+
+    try:
+        backend_of(url)
+    except ImportError as error:
+        extra = "mooncake" if url.startswith("mooncake") else "redis"
+        raise OptionError("--remote", f"pip install 'radix-tiers[{extra}]' ({error})") from None
+    except ValueError as error:
+        raise OptionError("--remote", str(error)) from None
 
 
 def _serve(server: Server, config: ServiceConfig, ending: ExitStack) -> dict[str, Any]:

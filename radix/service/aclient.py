@@ -60,9 +60,10 @@ class AsyncClient(AsyncConnected):
         *,
         namespace: Namespace | None = None,
         positions: object = None,
+        seek: bool = False,
     ) -> Slots:
         """As ``Client.has``."""
-        return await self._run(self.does.has(keys, group, namespace, positions))
+        return await self._run(self.does.has(keys, group, namespace, positions, seek))
 
     async def valid_lengths(
         self, runs: Sequence[object], group: int = 0, *, namespace: Namespace | None = None
@@ -77,9 +78,10 @@ class AsyncClient(AsyncConnected):
         keys: object = None,
         namespace: Namespace | None = None,
         leave: int = 1,
+        seek: bool = False,
     ) -> Hit:
         """As ``Client.lookup``."""
-        return await self._run(self.does.lookup(tokens, keys, namespace, leave))
+        return await self._run(self.does.lookup(tokens, keys, namespace, leave, seek))
 
     async def touch(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None

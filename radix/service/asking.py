@@ -19,6 +19,7 @@ from radix.service.protocol import (
     EVENT,
     HEADER,
     HEADER_BYTES,
+    LOAD,
     LOST,
     MAGIC,
     REPLY,
@@ -34,6 +35,7 @@ from radix.service.protocol import (
     tokens_in,
 )
 from radix.service.reach import joint_pages
+from radix.service.seeking import Sought, seek_first
 from radix.service.session import Opened, Session
 from radix.tier import Keys, Slots, TierMode
 from radix.tree import NO_SLOT, raise_status
@@ -42,17 +44,26 @@ _MOST_EVENTS = 4096
 
 
 def has(context: Context, session: Session, frame: Frame) -> None:
-    """The tier of each key, 0 the pool, -1 none."""
-    opened = opened_of(session, frame)
-    keys = keys_of_frame(opened, frame)
-    found = opened.hosted.flat.has(
-        keys,
-        group_of(opened, frame),
-        namespace=opened.namespace,
-        positions=positions_in(frame, len(keys)),
-    )
-    context.count(session, opened, found)
-    session.reply(Op.HAS, frame.request, data=found.astype(np.int8), items=len(keys))
+    """The tier of each key, 0 the pool, -1 none; with LOAD, of what others stored too."""
+    opened, request = opened_of(session, frame), frame.request
+    group, keys = group_of(opened, frame), keys_of_frame(opened, frame)
+    positions = positions_in(frame, len(keys))
+    sought = None
+    if frame.flags & LOAD:
+        keys = keys.copy()
+        positions = None if positions is None else positions.copy()
+        paged = bool(frame.flags & TOKENS)
+        sought = Sought(Op.HAS, request, keys, positions, [group], paged)
+
+    def tell() -> None:
+        found = opened.hosted.flat.has(keys, group, namespace=opened.namespace, positions=positions)
+        context.count(session, opened, found)
+        session.reply(Op.HAS, request, data=found.astype(np.int8), items=len(keys))
+
+    if sought is None:
+        tell()
+    else:
+        seek_first(context, session, opened, sought, tell)
 
 
 def lengths(context: Context, session: Session, frame: Frame) -> None:
@@ -161,6 +172,9 @@ def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
     asked, hits, out, operation = 0, 0, session.out, _ANSWERED
     page = opened.hosted.signature.page_tokens or 1
     for frame in frames:
+        if frame.flags & LOAD and opened.hosted.remote is not None:
+            _lookup_all(context, session, opened, frame)
+            continue
         try:
             pages, first = one(opened, frame, readable)
         except ProtocolError as error:
@@ -175,6 +189,31 @@ def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
     context.tally[0] += len(frames)
     context.tally[1] += asked
     context.tally[2] += hits
+
+
+def _lookup_all(context: Context, session: Session, opened: Opened, frame: Frame) -> None:
+    """LOOKUP with LOAD: how far a prompt is there, what others stored of it included."""
+    groups = range(len(opened.hosted.flat.groups))
+    header = frame.header()
+    try:
+        keys = _run(opened, frame)
+        most = pages_before(opened, frame, len(keys))
+    except ProtocolError as error:
+        session.refuse(frame.op, frame.request, error.status, str(error))
+        return
+    paged = bool(frame.flags & TOKENS)
+    sought = Sought(Op.LOOKUP, frame.request, keys[:most].copy(), None, groups, paged)
+
+    def tell() -> None:
+        core = core_of(opened)
+        some, first = there(opened, core, core.find(sought.keys))
+        pages, here = (reach(opened, masks, most) for masks in (some, first))
+        page = opened.hosted.signature.page_tokens or 1
+        for at, count in enumerate((1, header.items // page, pages)):
+            context.tally[at] += count
+        session.reply(Op.LOOKUP, header.request, items=pages, number=here, store=header.store)
+
+    seek_first(context, session, opened, sought, tell)
 
 
 _ANSWER = HEADER.pack

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from radix.errors import TierError
 from radix.keysets import Mask, Reservation
 from radix.service.context import (
     Context,
@@ -25,6 +26,7 @@ from radix.service.context import (
 )
 from radix.service.hosting import Settling
 from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError, Status, numbers_in
+from radix.service.refusing import refuse
 from radix.service.session import Opened, Session, Staging, Writing
 from radix.tree import NO_SLOT
 from tiers.transfer import PLANE
@@ -221,8 +223,17 @@ def forget(context: Context, session: Session, frame: Frame) -> None:
 
 def reset(context: Context, session: Session, frame: Frame) -> None:
     """A new epoch of the whole store, in every tier, durable when it is answered."""
-    opened_of(session, frame).hosted.flat.reset()
-    session.reply(Op.RESET, frame.request)
+    hosted, request = opened_of(session, frame).hosted, frame.request
+    session.unanswered += 1
+
+    def begun(failure: TierError | None) -> None:
+        session.unanswered -= 1
+        if failure is not None:
+            refuse(context, session, Op.RESET, request, failure)
+        else:
+            session.reply(Op.RESET, request)
+
+    hosted.reset(begun)
 
 
 def flush(context: Context, session: Session, frame: Frame) -> None:

@@ -74,9 +74,12 @@ class Client(Connected):
         *,
         namespace: Namespace | None = None,
         positions: object = None,
+        seek: bool = False,
     ) -> Slots:
-        """The first tier of the service that has each key, 0 its pool, -1 none. Counts as use."""
-        return self._run(self.does.has(keys, group, namespace, positions))
+        """The first tier of the service that has each key, 0 its pool, -1 none. Counts as use.
+        ``seek``: what services on other machines stored in a remote tier is asked for first.
+        """
+        return self._run(self.does.has(keys, group, namespace, positions, seek))
 
     def valid_lengths(
         self, runs: Sequence[object], group: int = 0, *, namespace: Namespace | None = None
@@ -91,11 +94,12 @@ class Client(Connected):
         keys: object = None,
         namespace: Namespace | None = None,
         leave: int = 1,
+        seek: bool = False,
     ) -> Hit:
         """How far a prompt is there; changes nothing. ``leave``: tokens (keys) at its end that
-        never count.
+        never count. ``seek``: as of ``has``.
         """
-        return self._run(self.does.lookup(tokens, keys, namespace, leave))
+        return self._run(self.does.lookup(tokens, keys, namespace, leave, seek))
 
     def touch(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None
@@ -115,8 +119,9 @@ class Client(Connected):
         timeout_s: float | None = None,
     ) -> ServiceLease:
         """Pins the pages of a prompt that are a hit, or the keys that are there, in the pool, where
-        they can be read without a copy. ``load``: brings what lies below first. Over nothing while
-        the service is gone. ``RequestError`` over TCP: ``read`` carries bytes.
+        they can be read without a copy. ``load``: brings what lies below first, what services on
+        other machines stored included. Over nothing while the service is gone. ``RequestError``
+        over TCP: ``read`` carries bytes.
         """
         asked = self._asking(keys, tokens)
         left = leave if keys is None else 0

@@ -58,7 +58,8 @@ class ServiceLimits:
     answered; ``max_leases``: keys that a connection pins; ``staging_bytes``: room of a connection's
     reservations; ``keep_most_s``: the longest KEEP. ``handshake_s``: from connecting to a good
     HELLO; ``slow_s``: a frame begun, or an answer not taken; ``idle_s``: nothing asked (0: for
-    ever); ``drain_s``: from SIGTERM until connections are cut.
+    ever); ``drain_s``: from SIGTERM until connections are cut; ``remote_s``: for an answer of the
+    remote tier's backend.
     """
 
     max_frame_bytes: int
@@ -71,6 +72,7 @@ class ServiceLimits:
     slow_s: float
     idle_s: float
     drain_s: float
+    remote_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class ServiceConfig:
     host_bytes: int
     disk_bytes: int
     remote: str | None
+    remote_blocks: int
     policy: str
     write: str
     write_after: int
@@ -157,6 +160,13 @@ def _seconds(key: str, text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", text):
         raise OptionError(key, f"expected seconds such as 10 or 0.5, got {text!r}")
     return float(text)
+
+
+def _positive(key: str, text: str) -> float:
+    seconds = _seconds(key, text)
+    if not seconds:
+        raise OptionError(key, f"expected seconds above 0, got {text!r}")
+    return seconds
 
 
 def _mode(key: str, text: str) -> int:
@@ -242,6 +252,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("disk_bytes", "", "16GiB", "SIZE", "disk for blocks and their index", bytes_from(MIB)),
     Option("remote", "", NONE, "URL", "remote tier below the disk", _remote),
     Option(
+        *("remote_blocks", "", "1048576", "N", "blocks that a store may know in the remote tier"),
+        _count_from(1, 1 << 30),
+    ),
+    Option(
         *("policy", "", "lru", "NAME", "what goes first where room is short (docs/policies.md)"),
         _text,
     ),
@@ -289,6 +303,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("slow_s", "limits", "10", "SECONDS", "for a frame begun, an answer to take", _seconds),
     Option("idle_s", "limits", "0", "SECONDS", "until an idle client is cut (0: never)", _seconds),
     Option("drain_s", "limits", "30", "SECONDS", "for clients to end after SIGTERM", _seconds),
+    Option("remote_s", "limits", "2", "SECONDS", "for an answer of the remote tier", _positive),
     Option("certificate", "tls", None, "FILE", "certificate of the server", _path),
     Option("key", "tls", None, "FILE", "its private key", _path),
     Option("client_authority", "tls", None, "FILE", "who signs clients' certificates", _path),

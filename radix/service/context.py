@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -31,6 +32,7 @@ from radix.tier import Keys, Slots, Urgency
 from tiers.transfer import Completion, Planes, TransferEngine
 
 MOST_HELD = 1 << 16
+_CALLS_S = 1.0
 
 
 class Copier:
@@ -121,11 +123,17 @@ class Context:
         """Every store that is open."""
         return [store for domain in self.domains.values() for store in domain.stores.values()]
 
-    def close(self) -> None:
-        """Ends what copies, then every store."""
+    def close(self, until: float) -> None:
+        """Ends what copies, then every store; for what goes to remote tiers it waits ``until``
+        then, and a second at most for calls that are out.
+        """
         self.copier.close()
+        remotes = [store.remote.tier for store in self.stores() if store.remote is not None]
         for domain in self.domains.values():
-            domain.close()
+            domain.close(until)
+        last = time.monotonic() + _CALLS_S
+        for tier in remotes:
+            tier.join(max(0.0, last - time.monotonic()))
 
 
 def opened_of(session: Session, frame: Frame) -> Opened:

@@ -149,4 +149,14 @@ def open_store(context: Context, session: Session, frame: Frame) -> None:
         "persistent": hosted.persistent,
         "seed": opened.seed.hex(),
     }
-    session.reply(Op.OPEN, frame.request, text_of(told), files=files, number=number)
+    request = frame.request
+    session.unanswered += 1
+
+    def opens() -> None:
+        session.unanswered -= 1
+        session.reply(Op.OPEN, request, text_of(told), files=files, number=number)
+
+    if hosted.remote is None:
+        opens()
+    else:  # else the first questions were misses, whatever others have stored
+        hosted.remote.when_tried(opens)

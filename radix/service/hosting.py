@@ -19,13 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radix.errors import TierError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Mask
-from radix.policy.limits import Limits
+from radix.policy.limits import Limits, Patience
 from radix.service.config import ServiceConfig
 from radix.service.opening import Signature
 from radix.service.protocol import ProtocolError, Status
+from radix.service.remote import StoreRemote
 from radix.store import FlatStore
 from radix.tier import Keys, Tier
 from tiers.disk import DiskTier
@@ -36,6 +38,8 @@ from tiers.transfer import Planes
 _LOG = logging.getLogger("radix.service")
 MOST_EVENTS = 65536
 _LEAST_DISK_BYTES = 8 << 20
+_LOAD_NS = 60 * 10**9  # after which a load is given up: who waits for it goes on without
+_FETCH_S = 75.0  # and who was told nothing even then
 
 
 @dataclass(slots=True)
@@ -71,7 +75,13 @@ class Hosted:
                 each.mkdir(mode=0o700, exist_ok=True)
             (folder / "signature").write_text(signature.text)
             tiers.append(DiskTier(folder / "disk", limit_bytes=self.disk_bytes))
-        self.persistent = len(tiers) > 1
+        self.remote: StoreRemote | None = None
+        if config.remote is not None:
+            self.remote = StoreRemote(config, domain, digest_of(signature))
+            tiers.append(self.remote.tier)
+        # The number of the last tier that outlives the process, 0 where none does.
+        self.lasting = max(n for n, tier in enumerate(tiers) if not n or tier.capability.persistent)
+        self.persistent = self.lasting > 0
         self.flat = FlatStore(
             signature.groups,
             tiers,
@@ -87,9 +97,9 @@ class Hosted:
         self.events: deque[tuple[int, BlocksStored | BlocksRemoved]] = deque(maxlen=MOST_EVENTS)
         self.told = 0  # events so far: the number of the next
         self.keeps: dict[int, tuple[float, FlatLease]] = {}
-        self._pending: dict[int, Callable[[Mask], None]] = {}
+        self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
         self._settling: list[Settling] = []
-        self._idle: list[Callable[[], None]] = []
+        self._idle: list[tuple[float, Callable[[], None]]] = []
 
     def planes(self, group: int) -> Planes:
         """Where its blocks lie in this process."""
@@ -99,9 +109,13 @@ class Hosted:
         """Bytes from a slot to the next, in the pool."""
         return int(self.host.planes(group)[0]["stride"])
 
-    def after(self, number: int, tell: Callable[[Mask], None]) -> None:
-        """``tell`` is called with how each key of a fetch fared."""
-        self._pending[number] = tell
+    def after(
+        self, number: int, tell: Callable[[Mask | None], None], patience_s: float = _FETCH_S
+    ) -> None:
+        """``tell`` is called with how each key of a fetch fared, or were found that were sought;
+        None where that is not known in time.
+        """
+        self._pending[number] = time.monotonic() + patience_s, tell
 
     def settled(self, waits: Settling) -> None:
         """Its ``tell`` is called once every key is durable, or will not be, at once if so now."""
@@ -109,30 +123,77 @@ class Hosted:
             self._settling.append(waits)
 
     def when_idle(self, tell: Callable[[], None]) -> None:
-        """``tell`` is called once nothing is under way and what was stored is durable."""
-        self._idle.append(tell)
+        """``tell`` is called once nothing is under way and what was stored is durable; for what is
+        on its way to a remote tier nobody waits longer than for its answer.
+        """
+        patience_s = 0.0 if self.remote is None else self.remote.patience_s
+        self._idle.append((time.monotonic() + patience_s, tell))
+
+    def reset(self, tell: Callable[[TierError | None], None]) -> None:
+        """A new epoch of the whole store, in every tier; ``tell`` is called once, when it has
+        begun, or with why it could not.
+        """
+
+        def begun(failure: TierError | None) -> None:
+            if failure is None:
+                try:
+                    self.flat.reset()
+                except TierError as error:
+                    failure = error
+            tell(failure)
+
+        if self.remote is None:
+            begun(None)
+        else:
+            self.remote.renew(begun)
 
     @property
     def busy(self) -> bool:
         """Whether ``run`` has something to see to."""
-        return bool(self._pending or self._settling or self._idle) or not self.flat.transfers.idle()
+        waited = self._pending or self._settling or self._idle
+        return (
+            bool(waited)
+            or not self.flat.transfers.idle()
+            or (self.remote is not None and self.remote.busy)
+        )
 
     def run(self) -> None:
         """Takes what ended, tells who waits. Never blocks."""
         for event in self.flat.poll():
             self._tell(event)
+        if self.remote is not None:
+            self.remote.run()
+        now = time.monotonic()
+        for number in [n for n, (until, _) in self._pending.items() if until <= now]:
+            _, tell = self._pending.pop(number, (0.0, None))
+            if tell is not None:
+                tell(None)
         if self._settling:
             self._settling = [each for each in self._settling if not self._is_settled(each)]
-        if self._idle and self.flat.transfers.idle():
-            for tier in self.flat.tiers:
+        if self._idle:
+            self._tell_idle(now)
+
+    def _tell_idle(self, now: float) -> None:
+        """Those who wait until nothing is under way; for a remote tier they wait so long only."""
+        idle = self.flat.transfers.idle()
+        if not idle and (self.remote is None or self.flat.transfers.sinking(self.lasting)):
+            return
+        told = [tell for until, tell in self._idle if idle or until <= now]
+        self._idle = [each for each in self._idle if not idle and each[0] > now]
+        if told:
+            self.make_durable()
+        for tell in told:
+            tell()
+
+    def make_durable(self) -> None:
+        """What was stored outlives the process. Blocks, on the disk alone."""
+        for tier in self.flat.tiers:
+            if self.remote is None or tier is not self.remote.tier:
                 tier.flush()
-            told, self._idle = self._idle, []
-            for tell in told:
-                tell()
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, KeysDone):
-            tell = self._pending.pop(event.number, None)
+            _, tell = self._pending.pop(event.number, (0.0, None))
             if tell is not None:
                 tell(event.good)
         elif isinstance(event, BlocksStored | BlocksRemoved):
@@ -141,11 +202,12 @@ class Hosted:
 
     def _is_settled(self, waits: Settling) -> bool:
         flat, group = self.flat, waits.group
-        below = flat.slots(waits.keys, group, tier=1, namespace=waits.namespace) >= 0
+        tier = self.lasting
+        below = flat.slots(waits.keys, group, tier=tier, namespace=waits.namespace) >= 0
         if not below.all():
             root = flat.root_of(waits.namespace)
-            coming = flat.transfers.landing(root, group, 1, waits.keys)
-            under_way = bool((coming & ~below).any()) or not flat.transfers.idle()
+            coming = flat.transfers.landing(root, group, tier, waits.keys)
+            under_way = bool((coming & ~below).any()) or flat.transfers.sinking(tier)
             if under_way and time.monotonic() < waits.until:
                 return False
         waits.tell(below)
@@ -158,18 +220,34 @@ class Hosted:
                 del self.keeps[number]
                 lease.release()
 
-    def close(self) -> None:
-        """Makes durable what is under way, ends it. Who still waits is told that nothing came."""
+    def close(self, until: float) -> None:
+        """Makes durable what is under way, ends it. Who still waits is told that nothing came. For
+        what is on its way to a remote tier it waits ``until`` then, by the monotonic clock.
+        """
         for _, lease in self.keeps.values():
             lease.release()
         self.keeps.clear()
-        for event in self.flat.flush():
+        self._sink(self.lasting, None)
+        if self.remote is not None:
+            self._sink(len(self.flat.tiers) - 1, until)
+            self.remote.close()
+        self.make_durable()
+        for event in self.flat.poll():
             self._tell(event)
         for waits in self._settling:
             if not self._is_settled(waits):
                 waits.tell(np.zeros(len(waits.keys), np.bool_))
         self._settling.clear()
         self.flat.close()
+
+    def _sink(self, deepest: int, until: float | None) -> None:
+        """Ends the copies down to a tier; ``until``: then they are given up."""
+        while self.flat.transfers.sinking(deepest):
+            if until is not None and time.monotonic() >= until:
+                return
+            self.flat.wait()
+            for event in self.flat.poll():
+                self._tell(event)
 
 
 def digest_of(signature: Signature) -> str:
@@ -228,12 +306,13 @@ class Domain:
 
     def _close(self, store: Hosted) -> None:
         del self.stores[store.signature.text]
-        store.close()
+        store.close(time.monotonic())
 
-    def close(self) -> None:
-        """Ends every store."""
+    def close(self, until: float) -> None:
+        """Ends every store; for what goes to remote tiers it waits ``until`` then."""
         for store in list(self.stores.values()):
-            self._close(store)
+            del self.stores[store.signature.text]
+            store.close(until)
 
 
 def least_bytes(signature: Signature) -> int:
@@ -266,6 +345,7 @@ def limits_of(config: ServiceConfig, disk_bytes: int) -> Limits:
         write_expected=config.write_expected,
         write_budget_bytes_per_day=share(config.write_budget_bytes_per_day),
         write_burst_bytes=share(config.write_burst_bytes),
+        load_deadline=Patience(ns=_LOAD_NS),
     )
 
     """

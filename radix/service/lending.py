@@ -36,6 +36,7 @@ from radix.service.protocol import (
     padded,
 )
 from radix.service.reach import needed_pages
+from radix.service.seeking import Sought, seek_first
 from radix.service.session import Holding, Opened, Session, block_rows
 from radix.tier import Keys, Slots, Urgency
 from radix.tree import NO_SLOT
@@ -50,20 +51,44 @@ def lease(context: Context, session: Session, frame: Frame) -> None:
     """
     opened = opened_of(session, frame)
     groups = _groups(opened, frame)
+    sought, most = _sought(opened, frame, groups)
+    frame = frame.header()  # what else it has is gone by the time that an answer has come
+
+    def pin() -> None:
+        _lease(context, session, opened, frame, sought, most)
+
+    if frame.flags & LOAD:
+        seek_first(context, session, opened, sought, pin)
+    else:
+        pin()
+
+
+def _sought(opened: Opened, frame: Frame, groups: Sequence[int]) -> tuple[Sought, int]:
+    """What a frame asks for, as it stays when the frame is gone; of tokens, the pages that count,
+    and their number.
+    """
     keys = keys_of_frame(opened, frame)
-    positions = positions_in(frame, len(keys))
-    load = bool(frame.flags & LOAD)
-    pages, core = None, core_of(opened)
+    positions, paged = positions_in(frame, len(keys)), bool(frame.flags & TOKENS)
+    most = pages_before(opened, frame, len(keys)) if paged else len(keys)
+    kept = None if positions is None else positions[:most].copy()
+    return Sought(frame.op, frame.request, keys[:most].copy(), kept, groups, paged), most
+
+
+def _lease(
+    context: Context, session: Session, opened: Opened, frame: Frame, sought: Sought, most: int
+) -> None:
+    """Pins what is there now, brings it if asked to, and answers."""
+    keys, positions, groups = sought.keys, sought.positions, sought.groups
+    load, pages, core = bool(frame.flags & LOAD), None, core_of(opened)
     nodes, missed = core.find(keys), keys[:0]
-    if frame.flags & TOKENS:
+    if sought.paged:
         some, first = there(opened, core, nodes)
-        most = pages_before(opened, frame, len(keys))
         pages = reach(opened, some if load else first, most)
-        keys, nodes, missed = keys[:pages], nodes[:pages], keys[pages:most]
+        keys, nodes, missed = keys[:pages], nodes[:pages], keys[pages:]
         positions = None if positions is None else positions[:pages]
     may_hold(context, session, frame, len(keys))
     pinned = opened.hosted.flat.lease(keys, namespace=opened.namespace, positions=positions)
-    asked = Asked(opened, core, groups, keys.copy(), nodes, frame.request, pages)
+    asked = Asked(opened, core, groups, keys, nodes, frame.request, pages)
     number = next(context.numbers)
     session.hold(number, Holding(opened.hosted, pinned, len(keys)))
     _count(context, session, asked)
@@ -246,11 +271,16 @@ def read(context: Context, session: Session, frame: Frame) -> None:
             Status.LIMIT,
             frame.request,
         )
-    pinned = opened.hosted.flat.lease(
-        keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
-    )
-    core = core_of(opened)
-    asked = Asked(opened, core, [group], keys.copy(), core.find(keys), frame.request, None)
+    positions, paged = positions_in(frame, len(keys)), bool(frame.flags & TOKENS)
+    kept = None if positions is None else positions.copy()
+    sought = Sought(frame.op, frame.request, keys.copy(), kept, [group], paged)
+    seek_first(context, session, opened, sought, lambda: _read(context, session, opened, sought))
+
+
+def _read(context: Context, session: Session, opened: Opened, sought: Sought) -> None:
+    keys, (group,), core = sought.keys, sought.groups, core_of(opened)
+    pinned = opened.hosted.flat.lease(keys, namespace=opened.namespace, positions=sought.positions)
+    asked = Asked(opened, core, [group], keys, core.find(keys), sought.request, None)
     _count(context, session, asked)
 
     def ready() -> None:

@@ -140,14 +140,20 @@ class Operations:
 
     # ------------------------------------------------------------ asking
     def has(
-        self, keys: object, group: object, namespace: Namespace | None, positions: object
+        self,
+        keys: object,
+        group: object,
+        namespace: Namespace | None,
+        positions: object,
+        seek: bool,
     ) -> Steps[Slots]:
         """The first tier of each key."""
         asked, data = Asking.of(keys, None, self.key_bytes, positions)
         number = self.group(group)
 
         def make(store: int, request: int) -> bytearray:
-            return asked.frame(Op.HAS, request, data, store=store, group=number)
+            flags = LOAD if seek else 0
+            return asked.frame(Op.HAS, request, data, flags, store=store, group=number)
 
         try:
             found: Slots = yield Ask(namespace, make, lambda _, f: tiers_in(f, asked.items))
@@ -174,13 +180,14 @@ class Operations:
         return found
 
     def lookup(
-        self, tokens: object, keys: object, namespace: Namespace | None, leave: int
+        self, tokens: object, keys: object, namespace: Namespace | None, leave: int, seek: bool
     ) -> Steps[Hit]:
         """How far a prompt is there."""
         asked, _ = Asking.of(keys, tokens, self.key_bytes)
 
         def make(store: int, request: int) -> bytearray:
-            return asked.frame(Op.LOOKUP, request, store=store, argument=leave)
+            flags = LOAD if seek else 0
+            return asked.frame(Op.LOOKUP, request, b"", flags, store=store, argument=leave)
 
         try:
             hit: Hit = yield Ask(namespace, make, lambda _, f: Hit(f.items, f.number))

@@ -81,5 +81,4 @@ def _purge_root(server: Server, store: Hosted, root: int) -> int:
 
 
 def _flush(store: Hosted) -> None:
-    for tier in store.flat.tiers:
-        tier.flush()
+    store.make_durable()

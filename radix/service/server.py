@@ -382,7 +382,7 @@ class Server:
         self._stop_listening()
         for session in list(self.sessions.values()):
             self._close(session, "ended")
-        self.context.close()
+        self.context.close(self._ends if self._ends is not None else time.monotonic())
         self._poll.close()
         with self._gate:
             wake, self._wake = self._wake, -1

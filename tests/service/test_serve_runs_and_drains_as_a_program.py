@@ -117,7 +117,10 @@ def test_the_log_names_connection_and_request(tmp_path: Path) -> None:
         (["--admin", "0.0.0.0:1"], "--admin: the admin page knows no users"),
         (["--listen", "127.0.0.1:0"], "--listen: TCP needs tenants that prove"),
         (["--max-frame-bytes", "1"], "--max-frame-bytes: expected at least"),
-        (["--remote", "redis://127.0.0.1:6379"], "--remote: is not in this version"),
+        (["--remote", "redis://nowhere"], "--remote: url must name host:port"),
+        (["--remote", "mooncake://127.0.0.1:1?colour=red"], "--remote: url: 'colour' is not one"),
+        (["--remote-s", "0"], "--remote-s: expected seconds above 0"),
+        (["--remote-blocks", "0"], "--remote-blocks: expected"),
     ],
 )
 def test_bad_input_is_one_line(

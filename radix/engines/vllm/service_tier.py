@@ -143,7 +143,7 @@ class RadixServiceTier(SecondaryTierManager):  # type: ignore[misc]  # no types 
                     mine = [key for key, (each, _) in asked.items() if each == space]
                     raw = b"".join(asked[key][1] for key in mine)
                     names = np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES)
-                    found = self._clients[0].has(names, namespace=space) >= 0
+                    found = self._clients[0].has(names, namespace=space, seek=True) >= 0
                     there.update(zip(mine, found.tolist(), strict=True))
             self._learn(there)
 
