@@ -19,19 +19,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix.errors import TierError
+from radix.errors import TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
+from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Mask
+from radix.options import OptionError
 from radix.policy.limits import Limits, Patience
+from radix.service.accounts import Accounts
 from radix.service.config import ServiceConfig
 from radix.service.opening import Signature
 from radix.service.protocol import ProtocolError, Status
 from radix.service.remote import StoreRemote
 from radix.store import FlatStore
+from radix.tenants import Tenants
 from radix.tier import Keys, Tier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
+from tiers.index import IndexTier
 from tiers.slab import ALIGNMENT_BYTES, stride_bytes
 from tiers.transfer import Planes
 
@@ -60,9 +65,16 @@ class Hosted:
     """
 
     def __init__(
-        self, domain: str, signature: Signature, config: ServiceConfig, room: tuple[int, int]
+        self,
+        domain: str,
+        signature: Signature,
+        config: ServiceConfig,
+        room: tuple[int, int],
+        tenants: Tenants | None,
     ) -> None:
-        """``room``: bytes of the pool and of the disk. Raises what ``FlatStore`` raises."""
+        """``room``: bytes of the pool and of the disk; ``tenants``: whose its blocks are, None
+        where that is not told apart. Raises what ``FlatStore`` raises.
+        """
         self.domain = domain
         self.signature = signature
         self.pool_bytes, self.disk_bytes = room
@@ -91,6 +103,7 @@ class Hosted:
             events=True,
             clock=time.monotonic_ns,
             limits=limits_of(config, self.disk_bytes),
+            tenants=tenants,
         )
         self.users = 0  # connections that have it open
         self.used = time.monotonic()
@@ -250,17 +263,40 @@ class Hosted:
                 self._tell(event)
 
 
+def limits_of(config: ServiceConfig, disk_bytes: int) -> Limits:
+    """The bounds of a store with so much of the disk, whose share of what may be written it has."""
+
+    def share(nbytes: int | None) -> int | None:
+        return None if nbytes is None else max(1, nbytes * disk_bytes // config.disk_bytes)
+
+    return Limits(
+        write_after=config.write_after,
+        write_expected=config.write_expected,
+        write_budget_bytes_per_day=share(config.write_budget_bytes_per_day),
+        write_burst_bytes=share(config.write_burst_bytes),
+        load_deadline=Patience(ns=_LOAD_NS),
+    )
+
+
 def digest_of(signature: Signature) -> str:
     """A folder's name for a kind of store."""
     return hashlib.sha256(signature.text.encode()).hexdigest()[:32]
 
 
 class Domain:
-    """Those who share a pool: ``store`` finds or makes what an OPEN asks for."""
+    """Those who share a pool: ``store`` finds or makes what an OPEN asks for. ``accounts``: whose
+    its blocks are, ``tenants`` their terms, None where there is one account only.
+    """
 
     def __init__(self, name: str, config: ServiceConfig, room: tuple[int, int]) -> None:
-        """``room``: bytes of memory and of disk that its stores may take together."""
+        """``room``: bytes of memory and of disk that its stores may take together.
+
+        Raises ``OptionError`` for terms that it cannot keep, or that its policy does not know.
+        """
         self.name = name
+        self.accounts = Accounts(name, config)
+        self.tenants = self.accounts.terms(room)
+        _try_policy(config.policy, self.tenants)
         self._config = config
         self.host_bytes, self.disk_bytes = room
         self.stores: dict[str, Hosted] = {}
@@ -289,7 +325,7 @@ class Domain:
         pool = min(pool_bytes, left) or left
         share = max(_LEAST_DISK_BYTES, disk * pool // max(left, 1))
         pool = pool // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        made = Hosted(self.name, signature, self._config, (pool, share))
+        made = Hosted(self.name, signature, self._config, (pool, share), self.tenants)
         self.stores[signature.text] = made
         _LOG.info(
             "domain %s: opened a store of %d groups, %d bytes",
@@ -315,6 +351,16 @@ class Domain:
             store.close(until)
 
 
+def _try_policy(policy: str, tenants: Tenants | None) -> None:
+    """``OptionError`` for an order of eviction that no store of the service could go by."""
+    apart = None if tenants is None else Tenants()
+    try:
+        tiers = [IndexTier(1, "host")]
+        FlatStore([Group.full("any", 1)], tiers, key_bytes=16, policy=policy, tenants=apart).close()
+    except (ValueError, UnsupportedError) as error:
+        raise OptionError("--policy", str(error)) from None
+
+
 def least_bytes(signature: Signature) -> int:
     """The smallest pool in which each group has room for some blocks."""
     largest = max(stride_bytes(group.block_bytes) for group in signature.groups)
@@ -324,30 +370,6 @@ def least_bytes(signature: Signature) -> int:
 def domains_of(config: ServiceConfig) -> dict[str, Domain]:
     """A domain for each that the tenants name. A quota is taken as it is said; what is left of the
     service's bytes is divided by weight among the domains without one.
-    def _sink(self, deepest: int, until: float | None) -> None:
-        """Ends the copies down to a tier; ``until``: then they are given up."""
-        while self.flat.transfers.sinking(deepest):
-            if until is not None and time.monotonic() >= until:
-                return
-            self.flat.wait()
-            for event in self.flat.poll():
-                self._tell(event)
-
-
-def limits_of(config: ServiceConfig, disk_bytes: int) -> Limits:
-    """The bounds of a store with so much of the disk, whose share of what may be written it has."""
-
-    def share(nbytes: int | None) -> int | None:
-        return None if nbytes is None else max(1, nbytes * disk_bytes // config.disk_bytes)
-
-    return Limits(
-        write_after=config.write_after,
-        write_expected=config.write_expected,
-        write_budget_bytes_per_day=share(config.write_budget_bytes_per_day),
-        write_burst_bytes=share(config.write_burst_bytes),
-        load_deadline=Patience(ns=_LOAD_NS),
-    )
-
     """
     names = list(dict.fromkeys(tenant.domain for tenant in config.tenants))
     hosts = dict(zip(names, _shares(config, names, config.host_bytes, "quota_bytes"), strict=True))
