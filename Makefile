@@ -166,7 +166,7 @@ wheels: $(WHEELS_VENV)/.installed
 $(WHEELS_VENV)/.installed: constraints.txt
 	@$(@D)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
-		build cffi setuptools wheel ziglang
+		build cffi setuptools wheel ziglang zopflipy
 	@touch $@
 
 clean:
