@@ -19,24 +19,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix.errors import TierError, UnsupportedError
+from radix.errors import TierError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
-from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Mask
-from radix.options import OptionError
 from radix.policy.limits import Limits, Patience
-from radix.service.accounts import Accounts
 from radix.service.config import ServiceConfig
 from radix.service.opening import Signature
 from radix.service.protocol import ProtocolError, Status
 from radix.service.remote import StoreRemote
 from radix.store import FlatStore
-from radix.tenants import Tenants
 from radix.tier import Keys, Tier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
-from tiers.index import IndexTier
 from tiers.slab import ALIGNMENT_BYTES, stride_bytes
 from tiers.transfer import Planes
 
@@ -65,16 +60,9 @@ class Hosted:
     """
 
     def __init__(
-        self,
-        domain: str,
-        signature: Signature,
-        config: ServiceConfig,
-        room: tuple[int, int],
-        tenants: Tenants | None,
+        self, domain: str, signature: Signature, config: ServiceConfig, room: tuple[int, int]
     ) -> None:
-        """``room``: bytes of the pool and of the disk; ``tenants``: whose its blocks are, None
-        where that is not told apart. Raises what ``FlatStore`` raises.
-        """
+        """``room``: bytes of the pool and of the disk. Raises what ``FlatStore`` raises."""
         self.domain = domain
         self.signature = signature
         self.pool_bytes, self.disk_bytes = room
@@ -103,7 +91,6 @@ class Hosted:
             events=True,
             clock=time.monotonic_ns,
             limits=limits_of(config, self.disk_bytes),
-            tenants=tenants,
         )
         self.users = 0  # connections that have it open
         self.used = time.monotonic()
@@ -284,19 +271,11 @@ def digest_of(signature: Signature) -> str:
 
 
 class Domain:
-    """Those who share a pool: ``store`` finds or makes what an OPEN asks for. ``accounts``: whose
-    its blocks are, ``tenants`` their terms, None where there is one account only.
-    """
+    """Those who share a pool: ``store`` finds or makes what an OPEN asks for."""
 
     def __init__(self, name: str, config: ServiceConfig, room: tuple[int, int]) -> None:
-        """``room``: bytes of memory and of disk that its stores may take together.
-
-        Raises ``OptionError`` for terms that it cannot keep, or that its policy does not know.
-        """
+        """``room``: bytes of memory and of disk that its stores may take together."""
         self.name = name
-        self.accounts = Accounts(name, config)
-        self.tenants = self.accounts.terms(room)
-        _try_policy(config.policy, self.tenants)
         self._config = config
         self.host_bytes, self.disk_bytes = room
         self.stores: dict[str, Hosted] = {}
@@ -325,7 +304,7 @@ class Domain:
         pool = min(pool_bytes, left) or left
         share = max(_LEAST_DISK_BYTES, disk * pool // max(left, 1))
         pool = pool // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        made = Hosted(self.name, signature, self._config, (pool, share), self.tenants)
+        made = Hosted(self.name, signature, self._config, (pool, share))
         self.stores[signature.text] = made
         _LOG.info(
             "domain %s: opened a store of %d groups, %d bytes",
@@ -349,16 +328,6 @@ class Domain:
         for store in list(self.stores.values()):
             del self.stores[store.signature.text]
             store.close(until)
-
-
-def _try_policy(policy: str, tenants: Tenants | None) -> None:
-    """``OptionError`` for an order of eviction that no store of the service could go by."""
-    apart = None if tenants is None else Tenants()
-    try:
-        tiers = [IndexTier(1, "host")]
-        FlatStore([Group.full("any", 1)], tiers, key_bytes=16, policy=policy, tenants=apart).close()
-    except (ValueError, UnsupportedError) as error:
-        raise OptionError("--policy", str(error)) from None
 
 
 def least_bytes(signature: Signature) -> int:
