@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from radix import __version__
-from radix.commands import demo, doctor, explain, inspect, purge, replay, serve, top, warm
+from radix.commands import demo, doctor, events, explain, inspect, purge, replay, serve, top, warm
 from radix.commands.terminal import (
     EXIT_BAD_INPUT,
     EXIT_CHECK_FAILED,
@@ -25,7 +25,7 @@ from radix.options import OptionError
 from radix.replay.traces import TraceError
 
 # In the order in which the help names them.
-COMMANDS = (replay, demo, serve, top, warm, explain, purge, inspect, doctor)
+COMMANDS = (replay, demo, serve, events, top, warm, explain, purge, inspect, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +71,7 @@ def _parser() -> Parser:
 
 def _missing(error: ModuleNotFoundError) -> str:
     extras = {"rich": "cli", "matplotlib": "plot", "prometheus_client": "service", "torch": "torch"}
+    extras |= {"zmq": "events", "msgspec": "events"}
     name = (error.name or "").partition(".")[0]
     if name in extras:
         return f"this needs {name}; install it with: pip install 'radix-tiers[{extras[name]}]'"

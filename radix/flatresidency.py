@@ -220,14 +220,28 @@ class FlatResidency(Residency):
         told = []
         for root in self.root_keys:
             nodes = np.array([view.node for view in self.tree.nodes(root)[1:]], np.uint64)
-            for tier, group in itertools.product(range(len(self.tiers)), range(len(self.groups))):
-                there = nodes[
-                    self.core(root).slots(nodes, self.tree.column(group, tier)) != NO_SLOT
-                ]
-                if len(there):
-                    keys = np.concatenate([self._key_of(root, node) for node in there.tolist()])
-                    unknown = np.full(len(keys), -1, np.int64)
-                    told += self._runs(root, group, tier, keys, unknown)
+            told += self._there(root, nodes)
+        return told
+
+    def resident_piece(
+        self, root: int, after: int, most: int
+    ) -> tuple[list[BlocksStored], int | None]:
+        """The same of at most ``most`` keys of a namespace, behind its node ``after`` (0: the
+        first), and where to go on, None at the end. ``StaleError`` where ``after`` has gone.
+        """
+        nodes = [view.node for view in self.tree.children(root, after, most)]
+        told = self._there(root, np.array(nodes, np.uint64)) if nodes else []
+        return told, nodes[-1] if len(nodes) == most else None
+
+    def _there(self, root: int, nodes: Handles) -> list[BlocksStored]:
+        """What of these nodes lies where."""
+        told = []
+        for tier, group in itertools.product(range(len(self.tiers)), range(len(self.groups))):
+            there = nodes[self.core(root).slots(nodes, self.tree.column(group, tier)) != NO_SLOT]
+            if len(there):
+                keys = np.concatenate([self._key_of(root, node) for node in there.tolist()])
+                unknown = np.full(len(keys), -1, np.int64)
+                told += self._runs(root, group, tier, keys, unknown)
         return told
 
     def _key_of(self, root: int, node: int) -> Keys:

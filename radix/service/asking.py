@@ -1,6 +1,5 @@
 """Answers that bring and take nothing: which blocks are there, how far a prompt reaches, what was
-counted, what was stored and removed. Consecutive LOOKUPs are answered together. Keeps I34: LOOKUP
-changes nothing.
+counted. Consecutive LOOKUPs are answered together. Keeps I34: LOOKUP changes nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi, lib
-from radix.events import BlocksStored
 from radix.flat import FlatCore, Handles
 from radix.keysets import Mask
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
 from radix.service.protocol import (
-    EVENT,
     HEADER,
     HEADER_BYTES,
     LOAD,
-    LOST,
     MAGIC,
     REPLY,
     TOKENS,
@@ -39,8 +35,6 @@ from radix.service.seeking import Sought, seek_first
 from radix.service.session import Opened, Session
 from radix.tier import Keys, Slots, TierMode
 from radix.tree import NO_SLOT, raise_status
-
-_MOST_EVENTS = 4096
 
 
 def has(context: Context, session: Session, frame: Frame) -> None:
@@ -116,44 +110,6 @@ def stat(context: Context, session: Session, frame: Frame) -> None:
         "boot": context.boot.hex(),
     }
     session.reply(Op.STAT, frame.request, text_of(told))
-
-
-def events(context: Context, session: Session, frame: Frame) -> None:
-    """Blocks stored and removed since event ``number``, at most ``argument`` of them. The answer's
-    ``number`` is what to ask for next. Of other namespaces of the same store too: its clients trust
-    each other.
-    """
-    opened = opened_of(session, frame)
-    hosted, since = opened.hosted, frame.number
-    first = hosted.events[0][0] if hosted.events else hosted.told
-    flags = LOST if since < first or since > hosted.told else 0
-    start = first if flags else since
-    most = min(frame.argument if frame.argument > 0 else _MOST_EVENTS, _MOST_EVENTS)
-    budget = context.config.limits.max_frame_bytes // 2
-    rows: list[bytes] = []
-    following = start
-    tiers = [tier.name for tier in hosted.flat.tiers]
-    names = [group.name for group in hosted.signature.groups]
-    for at in range(start - first, min(start - first + most, len(hosted.events))):
-        number, event = hosted.events[at]
-        stored = isinstance(event, BlocksStored)
-        row = np.zeros(1, EVENT)
-        row["stored"], row["tier"] = stored, tiers.index(event.tier)
-        row["group"], row["count"] = names.index(event.group), len(event.keys)
-        row["first"] = event.first if isinstance(event, BlocksStored) else -1
-        raw = row.tobytes() + event.keys.tobytes()
-        budget -= len(raw)
-        if budget < 0 and rows:
-            break
-        rows.append(raw)
-        following = number + 1
-    session.reply(
-        *(Op.EVENTS, frame.request),
-        data=b"".join(rows),
-        flags=flags,
-        items=len(rows),
-        number=following,
-    )
 
 
 # ---------------------------------------------------------------------- LOOKUP

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from radix.service import asking, bringing, entering, lending
+from radix.service import asking, bringing, entering, lending, observing
 from radix.service.context import Context
 from radix.service.protocol import Frame, Op, ProtocolError, Status
 from radix.service.refusing import refuse
@@ -24,7 +24,9 @@ ANSWERS: dict[int, Answer] = {
     Op.LENGTHS: asking.lengths,
     Op.TOUCH: asking.touch,
     Op.STAT: asking.stat,
-    Op.EVENTS: asking.events,
+    Op.EVENTS: observing.events,
+    Op.WATCH: observing.watch,
+    Op.RESIDENT: observing.resident,
     Op.LEASE: lending.lease,
     Op.RELEASE: lending.release,
     Op.KEEP: lending.keep,

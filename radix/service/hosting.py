@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -95,7 +96,10 @@ class Hosted:
         self.users = 0  # connections that have it open
         self.used = time.monotonic()
         self.events: deque[tuple[int, BlocksStored | BlocksRemoved]] = deque(maxlen=MOST_EVENTS)
-        self.told = 0  # events so far: the number of the next
+        # The number of the next event. Where they begin no other life of a store does, so that
+        # numbers of one are never taken for those of another.
+        self.began = self.told = secrets.randbits(38) << 24
+        self.closed = False
         self.keeps: dict[int, tuple[float, FlatLease]] = {}
         self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
         self._settling: list[Settling] = []
@@ -224,6 +228,7 @@ class Hosted:
         """Makes durable what is under way, ends it. Who still waits is told that nothing came. For
         what is on its way to a remote tier it waits ``until`` then, by the monotonic clock.
         """
+        self.closed = True
         for _, lease in self.keeps.values():
             lease.release()
         self.keeps.clear()

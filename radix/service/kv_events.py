@@ -12,33 +12,25 @@ next. There is no thread here: sending and answering happen in the owner's calls
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import msgspec
 import numpy as np
-import zmq
 
 from radix.cache import PrefixCache
-from radix.errors import ClosedError
 from radix.events import BlocksRemoved, BlocksStored, Event
 from radix.groups import Group, rule_of
 from radix.keys import Namespace, root_key
+from radix.service.kv_stream import Stream
 from radix.service.kv_wire import (
-    CPU,
-    GPU,
-    LOCAL,
-    REMOTE,
-    STORAGE,
+    KINDS,
+    MEDIA,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    KvEventBatch,
     WireEvent,
 )
 from radix.store import FlatStore
@@ -46,20 +38,6 @@ from radix.tier import Keys
 
 Store = PrefixCache | FlatStore
 
-MEDIA: Mapping[str, tuple[str, str]] = {
-    "device": (GPU, LOCAL),
-    "host": (CPU, LOCAL),
-    "disk": (STORAGE, LOCAL),
-    "remote": (STORAGE, REMOTE),
-}
-_KINDS = {
-    "full": "full_attention",
-    "window": "sliding_window",
-    "chunked": "chunked_local_attention",
-    "state": "mamba",
-}
-_BATCH_EVENTS = 1024  # of a snapshot
-_MOST_ASKING = 64  # subscribers that are given something again at once
 _MOST_NAMED = 1024  # namespaces of which the names are kept
 
 
@@ -99,7 +77,7 @@ class Translation:
         self._named: dict[bytes, tuple[bytes, str | None, tuple[str] | None]] = {}
 
     def _place(self, number: int, group: Group) -> _Place:
-        rule, kind = group.retention, _KINDS.get(group.retention.rule, "unknown")
+        rule, kind = group.retention, KINDS.get(group.retention.rule, "unknown")
         window = rule.tokens if rule.rule == "window" else None
         if self._flat:
             return _Place(number, kind, window, group.grid_tokens or self._page, 1, 0)
@@ -228,41 +206,23 @@ class KvPublisher:
         if store.residency.events is None:
             raise ValueError("store must be made with events=True")
         self._translation = Translation(store, media)
-        self._topic, self._rank, self._now = topic.encode(), rank, now
-        self._encoder = msgspec.msgpack.Encoder()
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept_batches)
-        self._asking: dict[bytes, Iterator[tuple[bytes, int, bytes]]] = {}
-        self.batches = 0
-        self._context = zmq.Context()
-        try:
-            self._pub, self.endpoint = self._bound(zmq.PUB, endpoint, high_water)
-            self._router, self.replay_endpoint = None, None
-            if replay_endpoint is not None:
-                bound = self._bound(zmq.ROUTER, replay_endpoint, high_water)
-                self._router, self.replay_endpoint = bound
-                self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self._stream = Stream(
+            self._translation.snapshot,
+            endpoint,
+            replay_endpoint,
+            topic=topic,
+            rank=rank,
+            kept_batches=kept_batches,
+            high_water=high_water,
+            now=now,
+        )
+        self.endpoint = self._stream.endpoint
+        self.replay_endpoint = self._stream.replay_endpoint
 
-    def _bound(self, kind: int, endpoint: str, high_water: int) -> tuple[zmq.Socket[bytes], str]:
-        made = self._context.socket(kind)
-        made.set_hwm(high_water)
-        made.bind(endpoint)
-        return made, made.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _everything(self) -> list[list[WireEvent]]:
-        events = self._translation.snapshot()
-        return [events[at : at + _BATCH_EVENTS] for at in range(0, len(events), _BATCH_EVENTS)]
-
-    def _payload(self, events: Sequence[WireEvent]) -> bytes:
-        return self._encoder.encode(KvEventBatch(self._now(), list(events), self._rank))
-
-    def _send(self, events: Sequence[WireEvent]) -> None:
-        number, payload = self.batches, self._payload(events)
-        self._kept.append((number, payload))
-        self.batches = number + 1
-        self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
+    @property
+    def batches(self) -> int:
+        """Batches published so far."""
+        return self._stream.batches
 
     def publish(self, events: Iterable[Event]) -> int:
         """Publishes what a poll told, as one batch, and answers who missed something; the batches
@@ -272,65 +232,22 @@ class KvPublisher:
         Call it after each poll, before the cache changes again. Never blocks. Raises
         ``ClosedError``. Cost: the blocks told, and what is given again.
         """
-        if self._context.closed:
-            raise ClosedError("the publisher is closed")
-        parts = [self._translation.of(events)] if self.batches else self._everything()
-        for told in parts:
-            if told:
-                self._send(told)
-        if self._router is not None:
-            self._hear(self._router)
-            self._answer(self._router)
+        stream = self._stream
+        stream.check_open()
+        if stream.batches:
+            stream.send(self._translation.of(events))
+        else:
+            stream.restate()
+        stream.answer()
         return self.batches
 
     def translated(self, events: Iterable[Event]) -> list[WireEvent]:
         """What ``publish`` would tell of them, and does not. Cost: their blocks."""
         return self._translation.of(events)
 
-    def _hear(self, router: zmq.Socket[bytes]) -> None:
-        """Takes requests; one that is none is answered by the end alone."""
-        while len(self._asking) < _MOST_ASKING:
-            try:
-                frames = router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            who, asked = frames[0], frames[-1]
-            good = len(frames) == 3 and not frames[1] and len(asked) == 8
-            first = int.from_bytes(asked, "big") if good else self.batches
-            self._asking[who] = self._again(first)
-
-    def _again(self, first: int) -> Iterator[tuple[bytes, int, bytes]]:
-        """Batches from ``first`` on, then the end. Copied at once: later ones are published."""
-        kept = list(self._kept)
-        if first < kept[0][0]:
-            # too old: all there is, as of the last batch; what follows it goes on from there
-            first = self.batches - 1
-            kept = [(first, self._payload(part)) for part in self._everything()]
-        for number, payload in kept:
-            if number >= first:
-                yield self._topic, number, payload
-        yield b"", -1, b""
-
-    def _answer(self, router: zmq.Socket[bytes]) -> None:
-        """Gives again as much as each who asked has room for; the rest when it has."""
-        for who, batches in list(self._asking.items()):
-            for topic, number, payload in batches:
-                mark = number.to_bytes(8, "big", signed=number < 0)
-                try:
-                    router.send_multipart([who, b"", topic, mark, payload], zmq.NOBLOCK)
-                except zmq.Again:
-                    self._asking[who] = _first_again((topic, number, payload), batches)
-                    break
-                except zmq.ZMQError:  # it is gone
-                    del self._asking[who]
-                    break
-            else:
-                del self._asking[who]
-
     def close(self) -> None:
         """Unbinds; what subscribers have not taken yet is given a second. Idempotent."""
-        if not self._context.closed:
-            self._context.destroy(linger=1000)
+        self._stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -342,9 +259,3 @@ class KvPublisher:
         at: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _first_again(
-    batch: tuple[bytes, int, bytes], rest: Iterator[tuple[bytes, int, bytes]]
-) -> Iterator[tuple[bytes, int, bytes]]:
-    return itertools.chain([batch], rest)

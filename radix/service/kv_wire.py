@@ -8,13 +8,27 @@ Source: vLLM 0.32, ``vllm/distributed/kv_events.py`` (names, types and order of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
 LOCAL, REMOTE = "LOCAL", "REMOTE"
+
+# By the name of a tier its medium and locality; by that of a retention what the schema calls it.
+MEDIA: Mapping[str, tuple[str, str]] = {
+    "device": (GPU, LOCAL),
+    "host": (CPU, LOCAL),
+    "disk": (STORAGE, LOCAL),
+    "remote": (STORAGE, REMOTE),
+}
+KINDS: Mapping[str, str] = {
+    "full": "full_attention",
+    "window": "sliding_window",
+    "chunked": "chunked_local_attention",
+    "state": "mamba",
+}
 
 
 class KvEvent(msgspec.Struct, omit_defaults=True, gc=False, frozen=True, tag=True):

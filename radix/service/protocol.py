@@ -53,6 +53,8 @@ class Op(IntEnum):
     FLUSH = 18
     STAT = 19
     EVENTS = 20
+    WATCH = 21
+    RESIDENT = 22
 
 
 class Flag(IntFlag):

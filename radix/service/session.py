@@ -154,6 +154,7 @@ class Session:
         self.challenge: dict[str, Any] | None = None
         self.began = self.heard = self.moved = time.monotonic()
         self.stores: dict[int, Opened] = {}
+        self.watched: dict[int, Hosted] = {}  # of which it hears, and which it does not hold open
         self.leases: dict[int, Holding] = {}
         self.leased_keys = 0
         self.writing: dict[int, Writing] = {}
@@ -311,6 +312,7 @@ class Session:
             hosted.users -= 1
             hosted.used = time.monotonic()
         self.stores.clear()
+        self.watched.clear()
         if self.staging is not None:
             self.staging.close()
 

@@ -91,7 +91,7 @@ def tenant_of(name: str, table: Mapping[str, Any]) -> Tenant:
         name=name,
         domain=domain,
         uids=_uids(f"{where}.uids", table.get("uids", [])),
-        secret=_secret(f"{where}.secret_file", table.get("secret_file")),
+        secret=secret_of(f"{where}.secret_file", table.get("secret_file")),
         certificate_names=_texts(f"{where}.certificate_names", table.get("certificate_names", [])),
         namespaces=_texts(f"{where}.namespaces", table.get("namespaces", [""])),
         weight=float(weight),
@@ -115,7 +115,8 @@ def _uids(key: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _secret(key: str, value: Any) -> bytes | None:
+def secret_of(key: str, value: Any) -> bytes | None:
+    """What the file of a secret holds, None for none; ``OptionError`` where others may read it."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
