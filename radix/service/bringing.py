@@ -29,6 +29,7 @@ from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError,
 from radix.service.refusing import refuse
 from radix.service.session import Opened, Session, Staging, Writing
 from radix.tree import NO_SLOT
+from tiers.slab import stride_bytes
 from tiers.transfer import PLANE
 from tiers.views import checksums, copy_blocks
 
@@ -49,7 +50,7 @@ def reserve(context: Context, session: Session, frame: Frame) -> None:
     group, keys = group_of(opened, frame), keys_of_frame(opened, frame)
     positions = positions_in(frame, len(keys))
     taken = opened.hosted.flat.reserve(keys, group, namespace=opened.namespace, positions=positions)
-    stride = opened.hosted.stride(group)
+    stride = stride_bytes(opened.hosted.flat.groups[group].block_bytes)
     nbytes = stride * len(taken)
     first = session.staging.take(nbytes)
     if first is None:
@@ -98,7 +99,7 @@ def commit(context: Context, session: Session, frame: Frame) -> None:
     hosted, staging = writing.opened.hosted, session.staging
     assert staging is not None  # there was a reservation
     base, size = staging.address + writing.first, hosted.flat.groups[taken.group].block_bytes
-    source = np.array([(base, hosted.stride(taken.group), size)], PLANE)
+    source = np.array([(base, stride_bytes(size), size)], PLANE)
     order = np.arange(len(taken), dtype=np.int32)
     target = hosted.planes(taken.group), taken.slots
 

@@ -25,6 +25,7 @@ from radix.service.calls import Blocks, Offsets, ServiceGoneError
 from radix.service.protocol import Frame, parse_text
 from radix.service.sharing import SharedView
 from tiers.host import AdoptedTier
+from tiers.slab import stride_bytes
 from tiers.transfer import PLANE, Planes
 from tiers.views import copy_blocks
 
@@ -75,7 +76,8 @@ def opened_store(link: Wire, frame: Frame, files: list[int], views: Views) -> Op
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
     """What OPEN gave: the ``number`` of the store in this connection, the memory that both sides
-    map (None over TCP), bytes from a slot to the next by group, whether there is a disk.
+    map (None over TCP), by group the unit in which slots of the pool are counted, in bytes (no
+    block's own size: several kinds share a pool), whether there is a disk.
     """
 
     link: Wire
@@ -196,9 +198,9 @@ class Room:
         """Copies row ``rows[i]`` of memory to the room of key i; whether that went well."""
         if self.store.staging is None or not self.granted.any():
             return bool(not self.granted.any())
-        stride = self.store.strides[self.group]
+        stride = stride_bytes(self.block_bytes)
         target = np.array([(self.store.staging.address, stride, self.block_bytes)], PLANE)
-        # Extents begin at whole pages, not at whole strides: they lie one after the other.
+        # An extent begins at a whole page, not at a whole stride; its blocks follow each other.
         first = int(self.offsets[self.granted][0])
         target["base"] += np.uint64(first)
         slots = np.arange(int(self.granted.sum()), dtype=np.int32)

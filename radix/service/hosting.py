@@ -110,7 +110,7 @@ class Hosted:
         return self.host.planes(group)
 
     def stride(self, group: int) -> int:
-        """Bytes from a slot to the next, in the pool."""
+        """The unit in which slots of the pool are counted, in bytes: a block may take several."""
         return int(self.host.planes(group)[0]["stride"])
 
     def after(

@@ -38,7 +38,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def over_tcp(service: Service, **settings: Any) -> Client:
     return Client(
         service.addresses["listen"],
-        GROUPS,
+        settings.pop("groups", GROUPS),
         tenant="here",
         secret=SECRET.encode(),
         pool_bytes=4 << 20,
@@ -69,6 +69,24 @@ def test_what_is_stored_is_loaded_into_any_row(service: Service, made: Any) -> N
         assert (blocks == contents(names[3:5])).all()
         assert client.write(keys[:3], contents(names[:3])).all()
         assert client.valid_lengths([keys, keys[:7], keys[40:]]).tolist() == [48, 7, 8]
+
+
+@pytest.mark.parametrize("made", [local, over_tcp])
+@pytest.mark.parametrize("sizes", [(16544,), (4256, 12288), (8192, 20480, 1000)])
+def test_blocks_of_any_sizes_come_back_as_they_went(
+    service: Service, made: Any, sizes: tuple[int, ...]
+) -> None:
+    """Sizes of which a pool counts its slots in another unit than a block's own length."""
+    groups = [Group.full(f"g{size}", size) for size in sizes]
+    names: list[object] = [f"{made.__name__} of {sizes} {i}" for i in range(9)]
+    with made(service, groups=groups) as client:
+        for group, size in enumerate(sizes):
+            assert client.write(keys_of(names), contents(names, size), group).all()
+        for group, size in enumerate(sizes):
+            good, blocks = client.read(keys_of(names), group)
+            assert good.all()
+            assert (blocks == contents(names, size)).all()
+        client.reset()
 
 
 def test_a_lease_shows_blocks_without_a_copy_and_ends_once(service: Service) -> None:
