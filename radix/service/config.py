@@ -100,12 +100,12 @@ class ServiceConfig:
     policy: str
     write: str
     write_after: int
-    threads: int
-    log_level: str
-    limits: ServiceLimits
     write_expected: float
     write_budget_bytes_per_day: int | None
     write_burst_bytes: int | None
+    threads: int
+    log_level: str
+    limits: ServiceLimits
     tls: Tls | None
     tenants: tuple[Tenant, ...]
 
@@ -169,22 +169,15 @@ def _positive(key: str, text: str) -> float:
     return seconds
 
 
-def _mode(key: str, text: str) -> int:
-    if not re.fullmatch(r"0?[0-7]{3}", text) or int(text, 8) & 0o111:
-        raise OptionError(key, f"expected permissions such as 600 or 660, got {text!r}")
-def _positive(key: str, text: str) -> float:
-    seconds = _seconds(key, text)
-    if not seconds:
-        raise OptionError(key, f"expected seconds above 0, got {text!r}")
-    return seconds
-
-
 def _chance(key: str, text: str) -> float:
     if not re.fullmatch(r"[01]?\.[0-9]{1,9}|1", text) or not 0 < float(text) <= 1:
         raise OptionError(key, f"expected a chance above 0 and up to 1 such as 0.1, got {text!r}")
     return float(text)
 
 
+def _mode(key: str, text: str) -> int:
+    if not re.fullmatch(r"0?[0-7]{3}", text) or int(text, 8) & 0o111:
+        raise OptionError(key, f"expected permissions such as 600 or 660, got {text!r}")
     return int(text, 8)
 
 
@@ -265,20 +258,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         *("write_after", "", "1", "N", "uses after which a block goes down, with write_after"),
-        _count_from(1),
-    ),
-    Option("threads", "", "4", "N", "threads that move bytes", _count_from(1, 64)),
-    Option(
-        *("log_level", "", "info", "LEVEL", "debug, info, warning or error"),
-        _one_of(("debug", "info", "warning", "error")),
-    ),
-    Option(
-        *("max_frame_bytes", "limits", "64MiB", "SIZE", "largest frame"),
-        bytes_from(64 * KIB),
-    ),
-    Option("max_connections", "limits", "256", "N", "clients at once", _count_from(1, 65536)),
-    Option(
-        *("max_pipeline", "limits", "1024", "N", "requests a client may have unanswered"),
         _count_from(1, MOST_USES - 1),
     ),
     Option(
@@ -292,6 +271,20 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         *("write_burst_bytes", "", NONE, "SIZE", "of it at once (none: the share of an hour)"),
         bytes_from(MIB),
+    ),
+    Option("threads", "", "4", "N", "threads that move bytes", _count_from(1, 64)),
+    Option(
+        *("log_level", "", "info", "LEVEL", "debug, info, warning or error"),
+        _one_of(("debug", "info", "warning", "error")),
+    ),
+    Option(
+        *("max_frame_bytes", "limits", "64MiB", "SIZE", "largest frame"),
+        bytes_from(64 * KIB),
+    ),
+    Option("max_connections", "limits", "256", "N", "clients at once", _count_from(1, 65536)),
+    Option(
+        *("max_pipeline", "limits", "1024", "N", "requests a client may have unanswered"),
+        _count_from(1),
     ),
     Option("max_leases", "limits", "1048576", "N", "keys that a client may pin", _count_from(1)),
     Option(
