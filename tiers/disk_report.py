@@ -19,8 +19,7 @@ from radix.groups import Group
 from radix.keys import Namespace
 from tiers.copies import plane_array
 from tiers.disk_survivors import sound
-from tiers.format import read_format
-from tiers.inspection import NAME, DiskReader, path_number
+from tiers.inspection import NAME, DiskReader, in_order
 from tiers.lmdb_index import Records
 from tiers.slab import stride_bytes
 from tiers.slab_files import SlabFiles
@@ -137,13 +136,11 @@ def inspect_disk(
     Raises ``TierUnavailableError``: what ``DiskReader`` raises, paths of different tiers or not all
     of them, or ``verify`` where the last owner did not say how its blocks are divided.
     """
-    ordered = sorted(paths, key=path_number)
-    numbers = [path_number(path) for path in ordered]
-    if numbers != list(range(len(numbers))):
-        what = f"paths {numbers} of a tier: give the first, then the others"
-        raise TierUnavailableError(NAME, f"{ordered[0]}: {what}")
+    ordered = in_order(paths)
     with DiskReader(ordered[0]) as reader:
-        _check_paths(reader, ordered, verify)
+        reader.check_paths(ordered, whole=verify)
+        if verify:
+            _check_described(reader)
         counts = _Counts(reader)
         verifying = Verifying(reader, ordered) if verify else None
         done = 0
@@ -160,21 +157,12 @@ def inspect_disk(
         return counts.report(ordered, verifying.result() if verifying is not None else None)
 
 
-def _check_paths(reader: DiskReader, paths: Sequence[Path], verify: bool) -> None:
-    for path in paths[1:]:
-        found = read_format(path, NAME)
-        if found is None or found.tier_id != reader.geometry.tier_id:
-            raise TierUnavailableError(NAME, f"{path} belongs to another tier than {paths[0]}")
-    if not verify:
-        return
-    if len(paths) < reader.geometry.paths:
-        what = f"its blocks lie on {reader.geometry.paths} paths; give all of them"
-        raise TierUnavailableError(NAME, f"{paths[0]}: {what}")
+def _check_described(reader: DiskReader) -> None:
     if reader.description is None and reader.entries():
         raise TierUnavailableError(
             NAME,
-            f"{paths[0]} was written by a version that did not say how its blocks are divided; "
-            "open it once with its own groups, then verify",
+            f"{reader.directory} was written by a version that did not say how its blocks are "
+            "divided; open it once with its own groups, then verify",
         )
 
 

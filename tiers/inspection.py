@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -70,6 +70,18 @@ def path_number(directory: Path) -> int:
     return int(json.loads((directory / "format").read_text()).get("path", 0))
 
 
+def in_order(paths: Sequence[Path]) -> list[Path]:
+    """Paths of a tier, the first of them first. ``TierUnavailableError`` where the first is not
+    among them, or one is none.
+    """
+    ordered = sorted(paths, key=path_number)
+    numbers = [path_number(path) for path in ordered]
+    if numbers != list(range(len(numbers))):
+        what = f"paths {numbers} of a tier: give the first, then the others"
+        raise TierUnavailableError(NAME, f"{ordered[0]}: {what}")
+    return ordered
+
+
 def owner_of(directory: Path) -> Owner | None:
     """Who holds the directory; None for nobody. The lock is tried shared and let go at once."""
     try:
@@ -96,7 +108,7 @@ class DiskReader:
     names of its tables).
 
     Read: ``records``, ``still_there``, ``blocks``, ``namespaces``. Ask: ``entries``,
-    ``foreign_entries``, ``index_bytes``, ``index_used_bytes``. End: ``close``.
+    ``foreign_entries``, ``index_bytes``, ``index_used_bytes``, ``check_paths``. End: ``close``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -116,6 +128,18 @@ class DiskReader:
         except BaseException:
             self._env.close()
             raise
+
+    def check_paths(self, paths: Sequence[Path], *, whole: bool) -> None:
+        """``TierUnavailableError`` where one of ``paths``, in order, is another tier's, or, of the
+        ``whole`` tier, one is missing.
+        """
+        for path in paths[1:]:
+            found = read_format(path, NAME)
+            if found is None or found.tier_id != self.geometry.tier_id:
+                raise TierUnavailableError(NAME, f"{path} belongs to another tier than {paths[0]}")
+        if whole and len(paths) < self.geometry.paths:
+            what = f"its blocks lie on {self.geometry.paths} paths; give all of them"
+            raise TierUnavailableError(NAME, f"{paths[0]}: {what}")
 
     def _open(self) -> Any:
         table = self.directory / "lock.mdb"

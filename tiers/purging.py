@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from radix.errors import TierUnavailableError
 from tiers.format import DirectoryLock
-from tiers.inspection import NAME, DiskReader, path_number
+from tiers.inspection import NAME, DiskReader, in_order
 from tiers.lmdb_index import MAX_TABLES
 from tiers.slab import stride_bytes
 from tiers.slab_files import SlabFiles
@@ -54,17 +54,16 @@ def purge_disk(
     """Removes every entry of the namespaces whose canonical bytes are ``chosen``. Durable when it
     returns; what is interrupted has removed whole entries only, and can be run again.
 
-    Raises ``TierUnavailableError`` for a directory that an owner holds, that is none, or of which
-    not all paths are given. Cost: the index once, and the entries that go.
+    ``paths``: those of one tier, in any order. Raises ``TierUnavailableError`` for a directory that
+    an owner holds, that is none or another tier's, or of which not all paths are given.
+    Cost: the index once, and the entries that go.
     """
-    ordered = sorted(paths, key=path_number)
+    ordered = in_order(paths)
     with ExitStack() as held:
         for path in ordered:
             held.callback(DirectoryLock(path, NAME).release)
         with DiskReader(ordered[0]) as reader:
-            if len(ordered) != reader.geometry.paths:
-                what = f"its blocks lie on {reader.geometry.paths} paths; give all of them"
-                raise TierUnavailableError(NAME, f"{ordered[0]}: {what}")
+            reader.check_paths(ordered, whole=True)
             found = _choose(reader, chosen)
             slab, segment_bytes = reader.geometry.payload == "slab", reader.geometry.segment_bytes
         if found.numbers:

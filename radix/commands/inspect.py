@@ -18,8 +18,9 @@ from radix.commands.terminal import (
     check_target,
     complain,
     show,
+    tiers_of,
 )
-from radix.options import OptionError, size_text
+from radix.options import size_text
 from radix.replay.progress import shown_progress
 from radix.replay.report import write_json
 
@@ -70,17 +71,7 @@ def run(options: argparse.Namespace) -> int:
     """Inspect as the options say; return the exit status."""
     check_target("--json", options.json)
     paths = [Path(text) for text in options.paths]
-    for path in paths:
-        if not path.is_dir():
-            raise OptionError("DIR", f"{path} is no directory")
-    from tiers.inspection import directories_in
-
-    found = directories_in(paths[0])
-    if not found:
-        raise OptionError("DIR", f"{paths[0]} holds no directory of a disk tier")
-    if len(paths) > 1 and found != [paths[0]]:
-        raise OptionError("DIR", f"{paths[0]} must be the first path of the tier itself")
-    reports = [_inspect([each, *paths[1:]], options.verify) for each in found]
+    reports = [_inspect(each, options.verify) for each in tiers_of("DIR", paths)]
     for report in reports:
         show(options.json, *_tables(report))
     if options.json is not None:
@@ -90,13 +81,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _inspect(paths: list[Path], verify: bool) -> DiskReport:
     from tiers.disk_report import inspect_disk
-    from tiers.inspection import DiskReader
+    from tiers.inspection import DiskReader, in_order
 
     with shown_progress() as progress:
         if not verify:
             return inspect_disk(paths)
-        with DiskReader(paths[0]) as reader:
-            progress.phase(f"verify {paths[0]}", reader.entries())
+        with DiskReader(in_order(paths)[0]) as reader:
+            progress.phase(f"verify {reader.directory}", reader.entries())
         return inspect_disk(paths, verify, progress.reach)
 
 

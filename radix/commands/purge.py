@@ -11,20 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from radix.commands.terminal import EXIT_DONE, Commands, add_chosen, check_target
+from radix.commands.terminal import EXIT_DONE, Commands, add_chosen, check_target, tiers_of
 from radix.options import OptionError, size_text
 from radix.replay.progress import shown_progress
 from radix.replay.report import write_json
 
 _HELP = """\
 Remove every block of a tenant, or of a model, durably: from a service that runs, by its socket, or
-from a directory that no process holds, by --data.
+from a directory that no process holds, by --data; of a tier over several drives all its paths.
 """
 _EXAMPLES = """\
 examples:
   radix purge --tenant acme
   radix purge --namespace meta-llama/Llama-3.1-8B --socket /run/radix/radix.sock
   radix purge --namespace model=llama,revision=r1 --tenant acme --data /var/lib/radix
+  radix purge --tenant acme --data /drive0/radix /drive1/radix
 
 exit status: 0 durable, 1 it could not be done, 2 bad input
 """
@@ -40,7 +41,7 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    add_chosen(parser, "a domain of a service, or a salt", "a model", "what went")
+    add_chosen(parser, "a domain of a service, or a salt", "a model", "what went", drives=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if options.data is not None:
         if options.socket is not None:
             raise OptionError("--socket", "cannot go with --data")
-        told, text = _purge_data(Path(options.data), chosen.means)
+        told, text = _purge_data([Path(each) for each in options.data], chosen.means)
     else:
         told, text = _purge_service(options)
     if options.json is not None:
@@ -61,18 +62,15 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _purge_data(data: Path, means: Any) -> tuple[dict[str, Any], str]:
-    from tiers.inspection import directories_in
+def _purge_data(paths: list[Path], means: Any) -> tuple[dict[str, Any], str]:
     from tiers.purging import purge_disk
 
-    found = directories_in(data) if data.is_dir() else []
-    if not found:
-        raise OptionError("--data", f"{data} holds no directory of a disk tier")
+    found = tiers_of("--data", paths)
     reports = []
     with shown_progress() as progress:
         for directory in found:
-            progress.phase(f"purge {directory}", 1)
-            reports.append(purge_disk([directory], means))
+            progress.phase(f"purge {directory[0]}", 1)
+            reports.append(purge_disk(directory, means))
     entries = sum(each.entries for each in reports)
     size = size_text(sum(each.payload_bytes for each in reports))
     text = (

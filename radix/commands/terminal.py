@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -83,9 +83,37 @@ def complain(what: str, status: int) -> int:
     return status
 
 
-def add_chosen(parser: argparse.ArgumentParser, tenant: str, namespace: str, result: str) -> None:
+def tiers_of(option: str, paths: Sequence[Path]) -> list[list[Path]]:
+    """The disk tiers that a command means, each with its paths: all that lie in one folder, or one
+    tier over several drives.
+
+    Raises:
+        OptionError: there is none, or not in that order.
+    """
+    from tiers.inspection import directories_in
+
+    for path in paths:
+        if not path.is_dir():
+            raise OptionError(option, f"{path} is no directory")
+    found = directories_in(paths[0])
+    if not found:
+        raise OptionError(option, f"{paths[0]} holds no directory of a disk tier")
+    if len(paths) > 1 and found != [paths[0]]:
+        raise OptionError(option, f"{paths[0]} must be the first path of the tier itself")
+    return [[each, *paths[1:]] for each in found]
+
+
+def add_chosen(
+    parser: argparse.ArgumentParser,
+    tenant: str,
+    namespace: str,
+    result: str,
+    *,
+    drives: bool = False,
+) -> None:
     """Add the options that say of whose blocks a command is, and where they are; the texts: what a
-    tenant, a namespace and the file of --json mean to it.
+    tenant, a namespace and the file of --json mean to it. ``drives``: all paths of a tier are
+    needed.
     """
     parser.add_argument("--tenant", metavar="NAME", help=tenant)
     fields = "fields of model, revision, adapter, adapter_version"
@@ -93,5 +121,10 @@ def add_chosen(parser: argparse.ArgumentParser, tenant: str, namespace: str, res
         "--namespace", metavar="MODEL|FIELD=VALUE,...", help=f"{namespace}, or {fields}"
     )
     parser.add_argument("--socket", metavar="PATH", help="the service's socket (its default)")
-    parser.add_argument("--data", metavar="DIR", help="a directory instead of a service")
+    where = "a directory instead of a service"
+    if drives:
+        where += "; of a tier over several drives the first path, then the others"
+        parser.add_argument("--data", metavar="DIR", nargs="+", help=where)
+    else:
+        parser.add_argument("--data", metavar="DIR", help=where)
     parser.add_argument("--json", metavar="FILE", help=f"write {result} as JSON; - is stdout")

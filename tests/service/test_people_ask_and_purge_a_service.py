@@ -205,7 +205,7 @@ def _turned_away(path: Path) -> int:
         (["purge"], "--namespace: say which"),
         (["purge", "--namespace", "modle=x", "--socket", "/nowhere"], "--namespace: expected a"),
         (["purge", "--tenant", "a", "--socket", "/nowhere"], "--socket: no service listens"),
-        (["purge", "--tenant", "a", "--data", "/nowhere"], "--data: /nowhere holds no"),
+        (["purge", "--tenant", "a", "--data", "/nowhere"], "--data: /nowhere is no directory"),
         (["purge", "--tenant", "a", "--data", "/x", "--socket", "/y"], "--socket: cannot go"),
         (["explain", "--tokens", "/dev/null"], "--tokens: /dev/null: nothing in it"),
         (["top", "--json"], "--json: needs --once"),

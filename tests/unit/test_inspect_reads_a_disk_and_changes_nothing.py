@@ -237,6 +237,54 @@ def test_blocks_over_several_paths_need_all_of_them(tmp_path: Path) -> None:
         inspect_disk([paths[0], others[1]])
 
 
+def test_drives_are_verified_and_purged_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What goes has gone from each drive, its bytes too; one drive alone, or another tier's, is
+    refused, and nothing of either is touched.
+    """
+    drives, others = ([tmp_path / f"{a}{b}" for b in range(3)] for a in "ab")
+    fill(drives, GROUPS)
+    fill(others, GROUPS)
+    mine, theirs = [*map(str, drives)], [*map(str, others)]
+    mixed = [mine[1], mine[2], mine[0]]  # the order does not matter
+
+    def kept(folder: Path) -> dict[str, str]:
+        return {name: mark for name, mark in marks(folder).items() if name != "lock"}
+
+    def verified() -> dict[str, Any]:
+        assert main(["inspect", *mixed, "--verify", "--json", "-"]) == 0
+        (report,) = json.loads(capsys.readouterr().out)["directories"]
+        assert report["verified"]["good"] == report["entries"]
+        told: dict[str, Any] = report
+        return told
+
+    before = verified()
+    written = [sum(f.read_bytes().count(b"\0") for f in d.glob("slab-*")) for d in drives]
+    held = [kept(drive) for drive in (*drives, *others)]
+    for wrong, why in (
+        (mine[:1], "its blocks lie on 3 paths"),
+        (mine[:2], "its blocks lie on 3 paths"),
+        (mine[1:], "give the first"),
+        ([*mine[:2], theirs[2]], "belongs to another tier"),
+    ):
+        assert main(["purge", "--tenant", "acme", "--data", *wrong]) == 1
+        assert why in capsys.readouterr().err
+        assert main(["inspect", *wrong, "--verify"]) == 1
+        assert why in capsys.readouterr().err
+    assert [kept(drive) for drive in (*drives, *others)] == held
+    assert main(["purge", "--tenant", "acme", "--data", *mixed, "--json", "-"]) == 0
+    went = json.loads(capsys.readouterr().out)["entries"]
+    after = verified()
+    assert went > 0 and after["entries"] == before["entries"] - went
+    assert [each["tenant"] for each in after["namespaces"]] != [
+        each["tenant"] for each in before["namespaces"]
+    ]
+    left = [sum(f.read_bytes().count(b"\0") for f in d.glob("slab-*")) for d in drives]
+    assert sum(now > then for now, then in zip(left, written, strict=True)) >= 2
+    assert [kept(drive) for drive in others] == held[3:]
+
+
 def test_what_is_no_disk_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
