@@ -114,18 +114,23 @@ def _keep_last(keep: Mask, chosen: Numbers, values: npt.NDArray[Any]) -> None:
 
 
 def within_limit(keep: Mask, columns: Columns, slab: SlabAllocator) -> Mask:
-    """Keeps the segments with the newest records, as many as the limit allows, leaves one for each
-    group that has none, and drops the oldest blocks of a group beyond its capacity.
+    """Keeps of each group the segment with the newest records, and of the other segments the
+    newest, as many as leave one for each group without any; drops the oldest blocks of a group
+    beyond its capacity. What a tier held under this limit stays: it lends by the same rule.
     """
     segments = columns.segments[keep]
     counts = np.bincount(segments)
     live = np.flatnonzero(counts)
-    owners = np.unique(columns.groups[keep])
-    most = slab.segments - (len(slab.classes) - len(owners))
-    if len(live) > most:
-        ages = np.bincount(segments, columns.ids[keep].astype(np.float64))[live] / counts[live]
+    more = slab.segments - len(slab.classes)  # segments that no group is sure of
+    ages = np.bincount(segments, columns.ids[keep].astype(np.float64))[live] / counts[live]
+    live = live[np.argsort(-ages, kind="stable")]
+    owners = np.zeros(len(counts), np.int64)
+    owners[segments] = columns.groups[keep]
+    _, first = np.unique(owners[live], return_index=True)
+    others = np.delete(live, first)
+    if len(others) > more:
         stay = np.zeros(len(counts), np.bool_)
-        stay[live[np.argsort(-ages, kind="stable")[:most]]] = True
+        stay[live[first]] = stay[others[:more]] = True
         keep = keep.copy()
         keep[keep] = stay[segments]
     for group in range(len(slab.classes)):
