@@ -19,6 +19,7 @@ from radix.service.config import ServiceConfig
 from radix.service.hosting import Domain, Hosted, domains_of
 from radix.service.protocol import (
     POSITIONS,
+    SPOKEN,
     TOKENS,
     Frame,
     ProtocolError,
@@ -93,6 +94,7 @@ class Context:
         self.metrics = Metrics()
         self.counted = {tenant.name: Metrics() for tenant in config.tenants}
         self.boot = secrets.token_bytes(16)
+        self.spoken = SPOKEN
         self.tally = [0, 0, 0]  # LOOKUPs, pages (keys) of them and of those hits, not yet counted
         self.draining = False
         self.active: set[Hosted] = set()  # in which something may have begun

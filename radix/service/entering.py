@@ -18,14 +18,15 @@ from radix.service.config import ServiceConfig
 from radix.service.context import Context
 from radix.service.opening import owned_by, parse_opening
 from radix.service.protocol import (
-    VERSION,
     Frame,
     Op,
     ProtocolError,
     Status,
+    agreed,
     parse_text,
     proof,
     text_of,
+    versions_in,
 )
 from radix.service.session import Opened, Session, Staging
 from radix.service.tenants import Tenant
@@ -40,6 +41,7 @@ def hello(context: Context, session: Session, frame: Frame) -> None:
     name = value.get("tenant", "")
     if not isinstance(name, str) or session.tenant is not None:
         raise ProtocolError("HELLO: once, with a tenant's name", Status.DENIED, frame.request)
+    session.version = agreed(context.spoken, versions_in(value, frame.request), frame.request)
     known = by_socket(context.config, session, name)
     if known is not None:
         _enter(context, session, frame, known)
@@ -102,7 +104,7 @@ def _enter(context: Context, session: Session, frame: Frame, tenant: Tenant) -> 
     session.tenant = tenant
     limits = context.config.limits
     told = {
-        "version": VERSION,
+        "version": session.version,
         "boot": context.boot.hex(),
         "tenant": tenant.name,
         "max_frame_bytes": limits.max_frame_bytes,

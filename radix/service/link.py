@@ -19,15 +19,18 @@ import numpy as np
 from radix.service.calls import DeniedError, ServiceGoneError, raise_refusal
 from radix.service.protocol import (
     MOST_FRAME_BYTES,
+    SPOKEN,
     Frame,
     Op,
     ProtocolError,
     Splitter,
     Status,
+    agreed,
     encode,
     parse_text,
     proof,
     text_of,
+    versions_in,
 )
 
 _MOST_FILES = 4
@@ -47,11 +50,18 @@ class Credentials:
 class Link:
     """One connection to a service. ``call`` asks and waits; ``alive`` looks without waiting."""
 
-    def __init__(self, address: str, who: Credentials, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        who: Credentials,
+        timeout_s: float,
+        spoken: tuple[int, int] = SPOKEN,
+    ) -> None:
         """Connects and says HELLO. Raises ``ServiceGoneError``, ``DeniedError``, ``ProtocolError``
         for a service of another version, ``ValueError`` for an address that is none.
         """
         self.timeout_s = timeout_s
+        self.spoken = spoken
         self._splitter = Splitter(MOST_FRAME_BYTES)
         self._files: list[int] = []
         self._request = 0
@@ -77,7 +87,7 @@ class Link:
 
     def _hello(self, who: Credentials) -> dict[str, Any]:
         nonce = secrets.token_hex(16)
-        asked = {"tenant": who.tenant, "nonce": nonce}
+        asked = {"tenant": who.tenant, "nonce": nonce, "versions": self.spoken}
         frame = self.call(encode(Op.HELLO, self.next(), text_of(asked)))
         raise_refusal(frame)
         if frame.status == Status.PROVE:
@@ -91,7 +101,10 @@ class Link:
             mine = proof(who.secret, "client", who.tenant, nonce, theirs)
             frame = self.call(encode(Op.PROVE, self.next(), text_of({"proof": mine})))
             raise_refusal(frame)
-        return parse_text(frame.keys)
+        told = parse_text(frame.keys)
+        version = told.get("version")
+        self.version = agreed(self.spoken, versions_in({"versions": [version, version]}))
+        return told
 
     # ------------------------------------------------------------ asking
     def next(self) -> int:

@@ -22,6 +22,7 @@ from radix.errors import CacheError
 
 MAGIC = b"RDXS"
 VERSION = 1
+SPOKEN = (1, 1)  # the least and the most version that this side speaks
 HEADER = struct.Struct("<4sHHHHIQIIQIIqQ")
 HEADER_BYTES = HEADER.size
 REPLY = 0x8000  # in the op of an answer
@@ -392,6 +393,39 @@ def numbers_in(frame: Frame, dtype: type[np.generic], count: int, at: int = 0) -
             frame.request,
         )
     return np.frombuffer(frame.data, dtype, count, at)
+
+
+def versions_in(told: Mapping[str, Any], request: int = 0) -> tuple[int, int]:
+    """The versions that a HELLO says its side speaks, the least and the most; who says none is of
+    the time of version 1. ``ProtocolError`` for anything else.
+    """
+    said = told.get("versions", [1, 1])
+    if (
+        not isinstance(said, list)
+        or [type(each) for each in said] != [int, int]
+        or not 1 <= said[0] <= said[1] < 1 << 16
+    ):
+        what = f"versions must be the least and the most that are spoken, not {said!r:.80}"
+        raise ProtocolError(what, Status.BAD_REQUEST, request)
+    return said[0], said[1]
+
+
+def agreed(mine: tuple[int, int], theirs: tuple[int, int], request: int = 0) -> int:
+    """The newest version that both sides speak.
+
+    >>> agreed((1, 2), (2, 4))
+    2
+
+    Raises ``ProtocolError`` (version), which names what either speaks, where there is none.
+    """
+    newest = min(mine[1], theirs[1])
+    if newest < max(mine[0], theirs[0]):
+        here, there = (
+            f"version {a} to {b}" if a < b else f"version {a}" for a, b in (mine, theirs)
+        )
+        what = f"this side speaks {here} only, the other {there}: upgrade the older of them"
+        raise ProtocolError(what, Status.VERSION, request)
+    return newest
 
 
 def proof(secret: bytes, side: str, tenant: str, client: str, server: str) -> str:

@@ -24,7 +24,7 @@ from radix.keys import Namespace
 from radix.keysets import FlatLease, Reservation
 from radix.service.encryption import name_of, shaken
 from radix.service.hosting import Hosted
-from radix.service.protocol import REPLY, Splitter, Status, encode
+from radix.service.protocol import REPLY, VERSION, Splitter, Status, encode
 from radix.service.tenants import Tenant
 from tiers.memory import memory_file
 from tiers.slab import ALIGNMENT_BYTES
@@ -151,6 +151,7 @@ class Session:
         self.shaking = isinstance(link, ssl.SSLSocket)
         self.certificate: str | None = None  # whom a certificate that was verified names
         self.tenant: Tenant | None = None
+        self.version = VERSION  # that both sides agreed on
         self.challenge: dict[str, Any] | None = None
         self.began = self.heard = self.moved = time.monotonic()
         self.stores: dict[int, Opened] = {}
