@@ -148,7 +148,7 @@ class PrefixCache(Stepping, Traffic):
         self._time = Time(clock and self._clock, lambda: self.fences.step)
         self.tree = self._ordered(policy, rules, placed, seed, events)
         self._spaces = Namespaces(self.tree, self.groups, self.page_tokens, scheme=self.keys.scheme)
-        shares = told_apart(tenants, policy, self.tree, self.groups, placed)
+        shares = told_apart(tenants, self.tree, self.groups, placed)
         self._place(placed, rules, shares, events)
         self._assemble(media, write, checkpoints, bounds)
         self._judge = judge_of(self.transfers, economy, self.align_tokens, self._events, agree)

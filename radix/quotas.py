@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from radix.errors import CapacityError, NeverFitsError, TierFullError, UnsupportedError
+from radix.errors import CapacityError, NeverFitsError, TierFullError
 from radix.groups import Group
 from radix.namespaces import Namespaces
 from radix.residency import MAX_STAMP, Residency
@@ -24,20 +24,17 @@ _ON = TierMode.ON  # members of an Enum are slow to look up
 
 def told_apart(
     tenants: Tenants | None,
-    policy: object,
     tree: TreeCore,
     groups: Sequence[Group],
     tiers: Sequence[Tier],
 ) -> Shares | None:
     """The tenants of a tree without pages, whose tiers are ``Shares.fronts`` from then on; None
-    where they are not told apart. ``UnsupportedError`` for a policy that knows no tenants.
+    where they are not told apart.
     """
     if tenants is None:
         return None
     if not isinstance(tenants, Tenants):
         raise TypeError(f"tenants must be Tenants, not {type(tenants).__name__}")
-    if policy != "lru":
-        raise UnsupportedError(f"eviction policy {policy!r} knows no tenants; use 'lru'")
     return Shares(tree, groups, tiers, tenants)
 
 

@@ -234,6 +234,7 @@ class Shares:
             number = self._free[-1] if self._free else len(self._known) + 1
             self._tell(number, name)
             if self._free:
+                raise_status(lib.rdx_tenant_renew(self.tree.native, number))
                 self._free.pop()
             self._numbers[name], self._known[number] = number, name
             self._told[number] = _Told()
@@ -334,6 +335,8 @@ class Shares:
     def head(self, column: int, claim: Claim) -> Head | None:
         """What goes next of a column for a claim; None: nothing."""
         head = self._head
+        if self.tree.before_choice is not None:
+            self.tree.before_choice(column)
         raise_status(
             lib.rdx_tenant_peek(self.tree.native, column, claim.tenant, claim.how & OWN, head)
         )
@@ -359,6 +362,8 @@ class Shares:
         roots: Handles | None = None,
     ) -> int:
         """``TreeCore.evict`` for a claim; ``roots`` (of opaque keys) receives whose they were."""
+        if self.tree.before_choice is not None:
+            self.tree.before_choice(column)
         raise_status(
             lib.rdx_tenant_evict(
                 self.tree.native,

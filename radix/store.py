@@ -129,7 +129,7 @@ class FlatStore(FlatAsking):
         self.gate = Gate()
         self._dropped: deque[tuple[FlatCore, Handles]] = deque()
         self.tree = self._ordered(policy, seed)
-        self._place(media, told_apart(tenants, policy, self.tree, self.groups, self.tiers), events)
+        self._place(media, told_apart(tenants, self.tree, self.groups, self.tiers), events)
         self.transfers = FlatTransfers(
             self.residency,
             clock or (lambda: 0),

@@ -38,20 +38,24 @@ class OwnFifo(OwnLru):
 
 
 class OwnLfu(OwnLru):
-    """The fewest uses on top of the key of the last victim at that time."""
+    """The fewest uses on top of the key of the tenant's last victim at that time."""
 
     def __init__(self) -> None:
-        self._age: dict[int, float] = {}
+        self._ages: dict[tuple[int, int], float] = {}
+
+    def _age(self, nodes: Nodes) -> Keys:
+        return np.array([self._ages.get((nodes.order, int(who)), 0.0) for who in nodes.tenant])
 
     def came(self, nodes: Nodes) -> Keys:
-        return np.full(len(nodes), self._age.get(nodes.order, 0.0) + 1) + nodes.uses
+        return self._age(nodes) + 1 + nodes.uses
 
     def used(self, nodes: Nodes) -> Keys:
-        age = self._age.get(nodes.order, 0.0)
-        return np.where(nodes.again > 0, age + 1 + nodes.uses, nodes.key)
+        return np.where(nodes.again > 0, self._age(nodes) + 1 + nodes.uses, nodes.key)
 
     def went(self, nodes: Nodes) -> None:
-        self._age[nodes.order] = max(self._age.get(nodes.order, 0.0), float(nodes.key.max()))
+        for who in np.unique(nodes.tenant).tolist():
+            key = float(nodes.key[nodes.tenant == who].max())
+            self._ages[nodes.order, who] = max(self._ages.get((nodes.order, who), 0.0), key)
 
 
 OWN: dict[str, Callable[[], EvictionPolicy]] = {"lru": OwnLru, "fifo": OwnFifo, "lfu": OwnLfu}

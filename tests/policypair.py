@@ -50,6 +50,7 @@ class Pair:
         self.root = self.tree.root()
         if isinstance(self.reference, Cost):
             self.tree.price([Price(*Cost.price[:3], 0)])
+        self.hears = isinstance(policy, str)  # a user's own policy is told no hints
         self.room, self.used, self.numbers = room, 0, 0
         self.open: list[tuple[Prompt, int, Cursor, Pin]] = []
 
@@ -88,6 +89,8 @@ class Pair:
 
     def hint(self, prompt: Prompt, hints: Hints) -> None:
         """Says something of what is there, in whole seconds."""
+        if not self.hears:
+            return
         cursor, said = self._find(prompt), said_of(hints, self.reference.now * US)
         if not cursor.pages or (isinstance(self.reference, Lru) and self.reference.pinned(prompt)):
             return  # the list alone knows no order of what is pinned

@@ -454,6 +454,8 @@ typedef struct rdx_told {
     uint32_t blocks; /* that it has; that went */
     uint32_t depth;  /* blocks before it on its path */
     uint32_t kind;   /* RDX_TOLD_* */
+    uint32_t tenant; /* whose it is; 0 where they are not told apart */
+    uint32_t zero;
 } rdx_told;
 /* Under RDX_POLICY_GIVEN: how much there is to be told of a column, and that: what went, what came,
  * what was used, each node of these once; and the clock. RDX_EARG: max is less. Cost: what is told.
@@ -509,19 +511,21 @@ int rdx_evict(rdx_tree *tree, uint32_t column, uint32_t n, uint64_t upto, int32_
  * Each root is of one tenant, a number from 0 on. Where room is needed in a column, what goes next
  * is the head of the order of the tenant that stands furthest above its share: that has most bytes
  * in the pool for its weight, what is reserved for it included. What is dead goes before that, of
- * whichever tenant. Other policies than the order of last use know no tenants. */
+ * whichever tenant. A policy orders the blocks of each as if they were alone in the tree. */
 #define RDX_ANYBODY 0xffffffff
 #define RDX_OWN 1  /* only the tenant's own blocks */
 #define RDX_ONCE 2 /* of one node at most */
 /* Makes a tree without pages tell tenants apart; all its roots are of tenant 0 until they are
  * assigned. sizes[c]: bytes of a block of column c, below 2^40; pools[c]: the least column that
- * shares its bytes with c (c: none does). RDX_EARG: it has pages, or a policy, or does so already.
- */
+ * shares its bytes with c (c: none does). RDX_EARG: it has pages, or does so already. */
 int rdx_tenants_enable(rdx_tree *tree, const uint64_t *sizes, const uint32_t *pools);
 /* The terms of a tenant, from now on; the next number (as many as there are) makes a new one.
  * floors[p]: bytes of pool p (the number of its least column) that it keeps whoever else needs
  * room. Cost: O(log tenants) for each column. */
 int rdx_tenant_set(rdx_tree *tree, uint32_t tenant, uint64_t weight, const uint64_t *floors);
+/* What a policy learned of a tenant is forgotten: its number is somebody else's from now on.
+ * RDX_EPINNED: it has blocks. */
+int rdx_tenant_renew(rdx_tree *tree, uint32_t tenant);
 /* Whose a root is. RDX_EPINNED: it has pages. */
 int rdx_root_assign(rdx_tree *tree, rdx_handle root, uint32_t tenant);
 /* Slots of a column that are taken for a tenant, or given back, and hold no block of the tree. */

@@ -11,23 +11,23 @@
  */
 #include "policy.h"
 
-static uint64_t widened(const policy_column *c, uint32_t side, uint64_t blocks) {
-    uint64_t own = c->gone[side].blocks + blocks; /* as it was before they came back */
-    uint64_t other = c->gone[1 - side].blocks;
+static uint64_t widened(const ranking *r, uint32_t side, uint64_t blocks) {
+    uint64_t own = r->gone[side].blocks + blocks; /* as it was before they came back */
+    uint64_t other = r->gone[1 - side].blocks;
     return other > own ? blocks * other / own : blocks;
 }
 
 static void arc_came(rdx_tree *t, uint32_t i, uint32_t column) {
-    policy_column *c = &t->policy->columns[column];
-    uint32_t once = rdx_ghosts_recall(t, &c->gone[0], i, column);
-    uint32_t often = once ? 0 : rdx_ghosts_recall(t, &c->gone[1], i, column);
+    ranking *r = ranking_at(t, i, column);
+    uint32_t once = rdx_ghosts_recall(t, &r->gone[0], i, column);
+    uint32_t often = once ? 0 : rdx_ghosts_recall(t, &r->gone[1], i, column);
     if (once) {
-        uint64_t most = t->lists[column].resident;
-        uint64_t target = c->target + widened(c, 0, once);
-        c->target = target < most ? target : most;
+        uint64_t most = rdx_tenant_blocks(t, rdx_tenant_of(t, i), column);
+        uint64_t target = r->target + widened(r, 0, once);
+        r->target = target < most ? target : most;
     } else if (often) {
-        uint64_t less = widened(c, 1, often);
-        c->target = c->target > less ? c->target - less : 0;
+        uint64_t less = widened(r, 1, often);
+        r->target = r->target > less ? r->target - less : 0;
     }
     rdx_policy_move(t, i, column, once || often ? 1 : 0, t->clock);
 }
@@ -37,35 +37,36 @@ static void arc_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const
     rdx_policy_move(t, i, column, again ? 1 : mark_at(t, i, column)->queue, t->clock);
 }
 
-static uint32_t arc_choose(rdx_tree *t, uint32_t column) {
-    const policy_column *c = &t->policy->columns[column];
-    uint32_t queue = c->resident[0] > c->target ? 0 : 1;
-    uint32_t i = rdx_policy_head(t, column, queue);
-    return i != NIL ? i : rdx_policy_head(t, column, 1 - queue);
+static uint32_t arc_choose(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const ranking *r = ranking_of(t, tenant, column);
+    uint32_t queue = r->resident[0] > r->target ? 0 : 1;
+    uint32_t i = rdx_policy_head(t, column, tenant, queue);
+    return i != NIL ? i : rdx_policy_head(t, column, tenant, 1 - queue);
 }
 
 static void arc_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
-    policy_column *c = &t->policy->columns[column];
-    c->victim = NIL; /* with fewer blocks another may go first */
+    ranking *r = ranking_at(t, i, column);
+    r->victim = NIL; /* with fewer blocks another may go first */
     uint32_t side = mark_at(t, i, column)->queue;
-    uint64_t all = t->lists[column].resident;
+    uint64_t all = rdx_tenant_blocks(t, rdx_tenant_of(t, i), column);
     ghost run = rdx_ghost_of(t, i, column, n);
-    rdx_ghosts_take(&c->gone[0], run.key);
-    rdx_ghosts_take(&c->gone[1], run.key);
-    rdx_ghosts_push(&c->gone[side], run);
-    uint64_t once = c->resident[0] - (side == 0 ? run.pages : 0);
-    while (c->gone[0].blocks && c->gone[0].blocks + once > all) {
-        rdx_ghosts_shift(&c->gone[0]);
+    rdx_ghosts_take(&r->gone[0], run.key);
+    rdx_ghosts_take(&r->gone[1], run.key);
+    rdx_ghosts_push(&r->gone[side], run, rdx_policy_memory(t, side));
+    uint64_t once = r->resident[0] - (side == 0 ? run.pages : 0);
+    while (r->gone[0].blocks && r->gone[0].blocks + once > all) {
+        rdx_ghosts_shift(&r->gone[0]);
     }
-    while (c->gone[0].blocks + c->gone[1].blocks > all) {
-        rdx_ghosts_shift(&c->gone[c->gone[1].blocks ? 1 : 0]);
+    while (r->gone[0].blocks + r->gone[1].blocks > all) {
+        rdx_ghosts_shift(&r->gone[r->gone[1].blocks ? 1 : 0]);
     }
 }
 
-static const char *arc_fault(const rdx_tree *t, uint32_t column) {
+static const char *arc_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
     for (uint32_t i = 0; i < t->node_used; i++) {
         const mark *m = mark_at(t, i, column);
-        if (node_at(t, i)->flags & NODE_LIVE && m->queue == 0 && m->uses) {
+        bool own = node_at(t, i)->flags & NODE_LIVE && rdx_tenant_of(t, i) == tenant;
+        if (own && m->queue == 0 && m->uses) {
             return "a node was used again and stands with the once used";
         }
     }

@@ -36,13 +36,14 @@ static uint64_t value_of(const rdx_tree *t, uint32_t i, uint32_t column) {
     return value < (double)VALUE_MOST ? (uint64_t)value : VALUE_MOST;
 }
 
-/* The key of the last victim of all columns that make room for each other. */
-static uint64_t *age_of(const rdx_tree *t, uint32_t column) {
-    return &t->policy->columns[t->policy->columns[column].price.pool].age;
+/* The key of a tenant's last victim in all columns that make room for each other. */
+static uint64_t *age_of(const rdx_tree *t, uint32_t tenant, uint32_t column) {
+    return &ranking_of(t, tenant, t->policy->columns[column].price.pool)->age;
 }
 
 static void cost_came(rdx_tree *t, uint32_t i, uint32_t column) {
-    rdx_policy_move(t, i, column, 0, *age_of(t, column) + value_of(t, i, column));
+    uint64_t age = *age_of(t, rdx_tenant_of(t, i), column);
+    rdx_policy_move(t, i, column, 0, age + value_of(t, i, column));
 }
 
 static void cost_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
@@ -53,16 +54,16 @@ static void cost_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, cons
 static void cost_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     (void)n;
     uint64_t key = mark_at(t, i, column)->key;
-    uint64_t *age = age_of(t, column);
+    uint64_t *age = age_of(t, rdx_tenant_of(t, i), column);
     *age = key > *age ? key : *age;
 }
 
-static const char *cost_fault(const rdx_tree *t, uint32_t column) {
-    uint64_t most = *age_of(t, column) + VALUE_MOST;
+static const char *cost_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    uint64_t most = *age_of(t, tenant, column) + VALUE_MOST;
     for (uint32_t i = 0; i < t->node_used; i++) {
         const cell *k = cell_at(t, i, column);
-        if (node_at(t, i)->flags & NODE_LIVE && k->hi != k->lo &&
-            mark_at(t, i, column)->key > most) {
+        bool own = node_at(t, i)->flags & NODE_LIVE && rdx_tenant_of(t, i) == tenant;
+        if (own && k->hi != k->lo && mark_at(t, i, column)->key > most) {
             return "a node is worth more than anything can be";
         }
     }

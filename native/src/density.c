@@ -58,13 +58,13 @@ struct density {
     uint32_t next_pause;
 };
 
-static struct density *density_of(const rdx_tree *t, uint32_t column) {
-    return t->policy->columns[column].density;
+static struct density *density_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return ranking_at(t, i, column)->density;
 }
 
 /* What went of all leaves, which are in one queue. */
-static ghosts *gone_of(const rdx_tree *t, uint32_t column) {
-    return &t->policy->columns[column].gone[0];
+static ghosts *gone_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    return &ranking_at(t, i, column)->gone[0];
 }
 
 /* The class of what is used after it waited that long; 0 is of what was not used yet. */
@@ -248,8 +248,8 @@ static void expect_no_more(struct density *d, ghost run, uint64_t now) {
 }
 
 static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
-    struct density *d = density_of(t, column);
-    ghosts *gone = gone_of(t, column);
+    struct density *d = density_of(t, i, column);
+    ghosts *gone = gone_of(t, i, column);
     const mark *m = mark_at(t, i, column);
     ghost run = rdx_ghost_of(t, i, column, n);
     ghost old = rdx_ghosts_take(gone, run.key);
@@ -258,7 +258,7 @@ static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) 
     }
     run.last = m->last;
     run.class = class_of(m);
-    expect_no_more(d, rdx_ghosts_push(gone, run), t->clock);
+    expect_no_more(d, rdx_ghosts_push(gone, run, rdx_policy_memory(t, 0)), t->clock);
     wait_for(d, class_of(m), m->last, run.pages, true);
     while (gone->blocks > HISTORY * d->room) {
         expect_no_more(d, rdx_ghosts_shift(gone), t->clock);
@@ -268,12 +268,12 @@ static void density_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) 
 /* What of node i, from its first page on, went not long ago: would have been hits. The last run of
  * it, without pages if nothing is known. */
 static ghost recall(rdx_tree *t, uint32_t i, uint32_t column) {
-    struct density *d = density_of(t, column);
+    struct density *d = density_of(t, i, column);
     const cell *k = cell_at(t, i, column);
     uint32_t width = rdx_width(rule_of(t, column));
     ghost known = {0};
     for (uint64_t p = k->lo; p < k->hi;) {
-        ghost run = rdx_ghosts_take(gone_of(t, column), rdx_ghost_key(t, i, (uint32_t)p));
+        ghost run = rdx_ghosts_take(gone_of(t, i, column), rdx_ghost_key(t, i, (uint32_t)p));
         if (!run.pages) {
             break;
         }
@@ -311,7 +311,7 @@ static void end_window(struct density *d, uint64_t now) {
 
 /* ---------------------------------------------------------------- the policy */
 static void density_came(rdx_tree *t, uint32_t i, uint32_t column) {
-    struct density *d = density_of(t, column);
+    struct density *d = density_of(t, i, column);
     mark *m = mark_at(t, i, column);
     uint32_t n = held_pages(t, i, column);
     uint32_t parent = node_at(t, i)->parent;
@@ -327,7 +327,7 @@ static void density_came(rdx_tree *t, uint32_t i, uint32_t column) {
 }
 
 static void density_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, const mark *old) {
-    struct density *d = density_of(t, column);
+    struct density *d = density_of(t, i, column);
     uint32_t n = held_pages(t, i, column);
     if (old->queue == OVER) {
         rdx_policy_move(t, i, column, 0, old->key);
@@ -351,8 +351,8 @@ static void density_hint(rdx_tree *t, uint32_t i, uint32_t column, const rdx_hin
     }
 }
 
-static void density_settle(rdx_tree *t, uint32_t column) {
-    struct density *d = density_of(t, column);
+static void density_settle(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    struct density *d = ranking_of(t, tenant, column)->density;
     advance(d, t->clock);
     if (t->clock - d->learned >= LEARN_EVERY) {
         learn(d, t->clock);
@@ -365,40 +365,43 @@ static void density_settle(rdx_tree *t, uint32_t column) {
 static void density_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more) {
     const mark *m = mark_at(t, i, column);
     uint64_t n = more < 0 ? (uint64_t)-more : (uint64_t)more;
-    wait_for(density_of(t, column), class_of(m), m->last, n, more > 0);
+    wait_for(density_of(t, i, column), class_of(m), m->last, n, more > 0);
 }
 
 /* Leaves and others, drawn from all that may go; what is known of them is on its way then. */
-static void draw_nodes(const rdx_tree *t, uint32_t column, uint32_t drawn[DRAWS]) {
-    const policy_column *c = &t->policy->columns[column];
-    uint64_t draw = c->density->draw;
+static void draw_nodes(const rdx_tree *t, uint32_t column, const ranking *r,
+                       uint32_t drawn[DRAWS]) {
+    const queue *q = &r->queues[0];
+    const stock *s = &t->policy->stock;
+    uint64_t draw = r->density->draw;
     for (uint32_t k = 0; k < DRAWS; k++) {
         draw ^= draw << 13;
         draw ^= draw >> 7;
         draw ^= draw << 17;
-        drawn[k] = (uint32_t)((draw >> 32) * c->count[0] >> 32);
-        __builtin_prefetch(&c->queue[0][drawn[k]]);
+        drawn[k] = (uint32_t)((draw >> 32) * q->count >> 32);
+        __builtin_prefetch(rdx_queue_at(s, q, drawn[k]));
     }
-    c->density->draw = draw;
+    r->density->draw = draw;
     for (uint32_t k = 0; k < DRAWS; k++) {
-        drawn[k] = c->queue[0][drawn[k]];
+        drawn[k] = *rdx_queue_at(s, q, drawn[k]);
         __builtin_prefetch(mark_at(t, drawn[k], column));
     }
 }
 
-static uint32_t density_choose(rdx_tree *t, uint32_t column) {
-    struct density *d = density_of(t, column);
-    d->room = t->lists[column].resident;
-    uint32_t best = rdx_policy_head(t, column, OVER);
+static uint32_t density_choose(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const ranking *r = ranking_of(t, tenant, column);
+    struct density *d = r->density;
+    d->room = rdx_tenant_blocks(t, tenant, column);
+    uint32_t best = rdx_policy_head(t, column, tenant, OVER);
     if (best != NIL) {
         return best;
     }
-    best = rdx_oldest_leaf(t, column);
-    if (d->pause || best == NIL || t->policy->columns[column].count[0] == 0) {
+    best = rdx_oldest_leaf(t, column, tenant);
+    if (d->pause || best == NIL || r->queues[0].count == 0) {
         return best; /* what was used longest ago */
     }
     uint32_t drawn[DRAWS];
-    draw_nodes(t, column, drawn);
+    draw_nodes(t, column, r, drawn);
     const mark *m = mark_at(t, best, column);
     uint64_t oldest = m->last;
     double least = d->rank[class_of(m)][bucket_of(t->clock - m->last)];
@@ -416,25 +419,17 @@ static uint32_t density_choose(rdx_tree *t, uint32_t column) {
 }
 
 /* ---------------------------------------------------------------- room */
-static int density_reserve(rdx_tree *t, uint32_t column, uint32_t nodes) {
-    (void)nodes;
-    struct density **d = &t->policy->columns[column].density;
-    if (!*d) {
-        *d = rdx_calloc(1, sizeof(**d));
-        if (!*d) {
-            return RDX_ENOMEM;
-        }
-        **d = (struct density){
-            .draw = 0x9E3779B97F4A7C15ull, .width = 1, .pause = 2, .next_pause = 1};
+static int density_begin(ranking *r) {
+    r->density = r->density ? r->density : rdx_malloc(sizeof(*r->density));
+    if (!r->density) {
+        return RDX_ENOMEM;
     }
+    *r->density =
+        (struct density){.draw = 0x9E3779B97F4A7C15ull, .width = 1, .pause = 2, .next_pause = 1};
     return RDX_OK;
 }
 
-static uint64_t density_bytes(const rdx_tree *t, uint32_t column) {
-    return sizeof(*density_of(t, column));
-}
-
-static void density_free(rdx_tree *t, uint32_t column) { rdx_free_mem(density_of(t, column)); }
+static void density_end(ranking *r) { rdx_free_mem(r->density); }
 
 /* ---------------------------------------------------------------- check */
 /* Counts n blocks as they must be counted. */
@@ -446,10 +441,10 @@ static void recount(const struct density *d, struct density *sum, uint32_t class
     sum->waited += n;
 }
 
-static const char *density_fault(const rdx_tree *t, uint32_t column) {
-    const struct density *d = density_of(t, column);
+static const char *density_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const struct density *d = ranking_of(t, tenant, column)->density;
     struct density sum = {0};
-    const ghosts *gone = gone_of(t, column);
+    const ghosts *gone = &ranking_of(t, tenant, column)->gone[0];
     for (uint64_t k = gone->first; k < gone->end; k++) {
         const ghost *run = &gone->ring[k & (gone->room - 1)];
         recount(d, &sum, run->class, run->last, run->pages);
@@ -459,7 +454,8 @@ static const char *density_fault(const rdx_tree *t, uint32_t column) {
     }
     for (uint32_t i = 0; i < t->node_used; i++) {
         const cell *k = cell_at(t, i, column);
-        if (node_at(t, i)->flags & NODE_LIVE && k->hi != k->lo) {
+        bool own = node_at(t, i)->flags & NODE_LIVE && rdx_tenant_of(t, i) == tenant;
+        if (own && k->hi != k->lo) {
             const mark *m = mark_at(t, i, column);
             recount(d, &sum, class_of(m), m->last, held_pages(t, i, column));
         }
@@ -479,9 +475,9 @@ const policy rdx_policy_density = {.came = density_came,
                                    .resident = density_resident,
                                    .hint = density_hint,
                                    .choose = density_choose,
-                                   .reserve = density_reserve,
-                                   .free = density_free,
-                                   .bytes = density_bytes,
+                                   .begin = density_begin,
+                                   .end = density_end,
                                    .fault = density_fault,
+                                   .known = sizeof(struct density),
                                    .memory = {HISTORY, 0},
                                    .drawn = true};

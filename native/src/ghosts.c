@@ -1,6 +1,8 @@
 /* ghosts.c: what a policy remembers of blocks that went: the key of the first page of each run, as
- * many as there was memory for when the nodes were reserved, so that remembering never fails. Two
- * pages of one key would be taken for each other, which costs hits and nothing else.
+ * many as there was memory for when the nodes were reserved, so that remembering never fails; where
+ * tenants are told apart each begins with few and more are made when they are needed, or the oldest
+ * is forgotten. Two pages of one key would be taken for each other, which costs hits and nothing
+ * else.
  */
 #include "ghosts.h"
 
@@ -94,12 +96,13 @@ ghost rdx_ghosts_shift(ghosts *g) {
     return (ghost){0};
 }
 
-ghost rdx_ghosts_push(ghosts *g, ghost run) {
+ghost rdx_ghosts_push(ghosts *g, ghost run, uint64_t most) {
     ghost forgotten = {0};
     if (g->end - g->first >= g->room && g->runs * 2 <= g->room) {
         squeeze(g);
     } else if (g->end - g->first >= g->room) {
-        forgotten = rdx_ghosts_shift(g);
+        bool more = g->room < most && rdx_ghosts_reserve(g, 2ull * g->room) == RDX_OK;
+        forgotten = more ? forgotten : rdx_ghosts_shift(g);
     }
     append(g, run);
     g->runs++;
@@ -121,6 +124,14 @@ uint32_t rdx_ghosts_recall(const rdx_tree *t, ghosts *g, uint32_t i, uint32_t co
     }
     uint32_t all = held(t, i, column);
     return blocks < all ? (uint32_t)blocks : all;
+}
+
+void rdx_ghosts_clear(ghosts *g) {
+    g->first = g->end = g->blocks = 0;
+    g->runs = 0;
+    if (g->room) {
+        clear_index(g);
+    }
 }
 
 /* ---------------------------------------------------------------- room */

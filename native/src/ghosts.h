@@ -37,8 +37,11 @@ uint64_t rdx_ghosts_bytes(const ghosts *g);
 ghost rdx_ghosts_take(ghosts *g, uint64_t key);
 /* Takes out the oldest. */
 ghost rdx_ghosts_shift(ghosts *g);
-/* Adds a run, whose key no other has. The one that was forgotten for it, where room was short. */
-ghost rdx_ghosts_push(ghosts *g, ghost run);
+/* Adds a run, whose key no other has; there may be so many at most. The one that was forgotten for
+ * it, where room was short. */
+ghost rdx_ghosts_push(ghosts *g, ghost run, uint64_t most);
+/* Forgets all of them. */
+void rdx_ghosts_clear(ghosts *g);
 /* Takes out all runs that follow each other from the first page of node i on; their blocks, as many
  * as the node has. */
 uint32_t rdx_ghosts_recall(const rdx_tree *t, ghosts *g, uint32_t i, uint32_t column);

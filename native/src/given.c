@@ -99,7 +99,8 @@ static rdx_told told_of(const rdx_tree *t, uint32_t i, uint32_t column) {
                       .uses = m->uses,
                       .again = m->uses - a->uses,
                       .blocks = rdx_entries(x, g, k->lo, k->hi),
-                      .depth = (x->start + k->lo) / rdx_width(g)};
+                      .depth = (x->start + k->lo) / rdx_width(g),
+                      .tenant = rdx_tenant_of(t, i)};
 }
 
 static void given_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
@@ -119,8 +120,8 @@ static void given_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
     g->went[g->end++ % g->room] = now;
 }
 
-static uint32_t given_choose(rdx_tree *t, uint32_t column) {
-    return given_of(t, column)->silent ? rdx_oldest_leaf(t, column) : NIL;
+static uint32_t given_choose(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    return given_of(t, column)->silent ? rdx_oldest_leaf(t, column, tenant) : NIL;
 }
 
 /* ---------------------------------------------------------------- room */
@@ -174,7 +175,8 @@ static uint64_t given_bytes(const rdx_tree *t, uint32_t column) {
     return sizeof(*g) + g->room * (sizeof(asking) + sizeof(uint32_t) + sizeof(rdx_told));
 }
 
-static const char *given_fault(const rdx_tree *t, uint32_t column) {
+static const char *given_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    (void)tenant; /* they wait together */
     const struct given *g = given_of(t, column);
     uint32_t waiting = 0;
     for (uint32_t k = 0; k < g->count; k++) {
@@ -252,7 +254,7 @@ int rdx_policy_answer(rdx_tree *t, uint32_t column, const uint32_t *nodes, const
         }
     }
     struct given *g = given_of(t, column);
-    t->policy->columns[column].victim = NIL;
+    t->policy->columns[column].turned++;
     for (uint32_t k = 0; k < n; k++) {
         rdx_policy_move(t, nodes[k], column, 0, ordered(keys[k]));
         g->nodes[nodes[k]].before = mark_at(t, nodes[k], column)->last;

@@ -36,7 +36,7 @@ static void say(rdx_tree *t, uint32_t end, const rdx_hint *said) {
             shared |= (uint64_t)(k->kids > (i == end ? 0u : 1u)) << c;
             bool own = !(shared >> c & 1);
             if (there && rdx_policy_orders(t, c)) {
-                t->policy->columns[c].victim = NIL;
+                ranking_at(t, i, c)->victim = NIL;
                 if (t->policy->rule->hint) {
                     t->policy->rule->hint(t, i, c, said, own);
                 }
@@ -80,7 +80,7 @@ void rdx_policy_time(rdx_tree *t, uint64_t now) {
     t->policy->now = now;
     for (uint32_t c = 0; t->policy->rule->time && c < t->columns; c++) {
         if (rdx_policy_orders(t, c)) {
-            t->policy->columns[c].victim = NIL;
+            t->policy->columns[c].turned++;
             t->policy->rule->time(t, c);
         }
     }

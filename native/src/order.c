@@ -303,16 +303,13 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom) {
         return t->lists[t->columns + column].head;
     }
     if (rdx_policy_orders(t, column)) {
-        return rdx_policy_victim(t, column);
+        return rdx_policy_victim(t, column, 0);
     }
-    return rdx_oldest_leaf(t, column);
+    return rdx_oldest_leaf(t, column, 0);
 }
 
-uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column) {
-    return rdx_oldest_of(t, &t->lists[column], column);
-}
-
-uint32_t rdx_oldest_of(rdx_tree *t, const order_list *l, uint32_t column) {
+uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const order_list *l = &t->lists[(size_t)tenant * 2 * t->columns + column];
     for (;;) {
         uint32_t i = l->head;
         if (i == NIL || is_sparse(t, column) || cell_at(t, i, column)->kids == 0) {
@@ -506,7 +503,7 @@ int rdx_order_nodes(const rdx_tree *t, uint32_t column, rdx_handle *out, uint32_
         bool dead = k >= rdx_tenants_known(t);
         uint32_t tenant = rdx_tenants_known(t) - 1 - k % rdx_tenants_known(t);
         uint32_t i = t->lists[(tenant * 2 + dead) * t->columns + column].head;
-        uint32_t next = dead ? NIL : rdx_policy_next(t, column);
+        uint32_t next = dead ? NIL : rdx_policy_next(t, column, tenant);
         if (next != NIL && *n < max) {
             out[(*n)++] = handle_of(t, next);
         }

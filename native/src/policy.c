@@ -6,8 +6,9 @@
  *     queue 0   heap of B, D        by the policy's key; the marks of A and C name queue 1
  *     queue 1   heap of A, C
  *
- * All memory is reserved with the nodes, so nothing fails late. Where no policy is set there are no
- * marks, and the list alone decides.
+ * Tenants have queues, and all that a policy learns, each for itself (tenants.c); whose turn it is,
+ * no policy decides. All memory is reserved with the nodes or the tenant, so nothing fails late.
+ * Where no policy is set there are no marks, and the list alone decides.
  */
 #include "policy.h"
 
@@ -40,69 +41,88 @@ static bool goes_before(const rdx_tree *t, uint32_t column, uint32_t a, uint32_t
     return x->last != y->last ? x->last < y->last : a < b;
 }
 
-static void put(rdx_tree *t, uint32_t column, uint32_t queue, uint32_t place, uint32_t i) {
-    t->policy->columns[column].queue[queue][place] = i;
+static void put(rdx_tree *t, uint32_t column, const queue *q, uint32_t place, uint32_t i) {
+    *rdx_queue_at(&t->policy->stock, q, place) = i;
     mark_at(t, i, column)->place = place;
 }
 
-static void sift_up(rdx_tree *t, uint32_t column, uint32_t queue, uint32_t place, uint32_t i) {
-    const uint32_t *heap = t->policy->columns[column].queue[queue];
-    while (place && goes_before(t, column, i, heap[(place - 1) / 4])) {
-        put(t, column, queue, place, heap[(place - 1) / 4]);
+static void sift_up(rdx_tree *t, uint32_t column, const queue *q, uint32_t place, uint32_t i) {
+    const stock *s = &t->policy->stock;
+    while (place) {
+        uint32_t above = *rdx_queue_at(s, q, (place - 1) / 4);
+        if (!goes_before(t, column, i, above)) {
+            break;
+        }
+        put(t, column, q, place, above);
         place = (place - 1) / 4;
     }
-    put(t, column, queue, place, i);
+    put(t, column, q, place, i);
 }
 
-static void sift_down(rdx_tree *t, uint32_t column, uint32_t queue, uint32_t place, uint32_t i) {
-    const policy_column *c = &t->policy->columns[column];
-    const uint32_t *heap = c->queue[queue];
+static void sift_down(rdx_tree *t, uint32_t column, const queue *q, uint32_t place, uint32_t i) {
+    const stock *s = &t->policy->stock;
     for (;;) {
         uint64_t first = (uint64_t)place * 4 + 1;
         uint32_t best = i;
         uint32_t at = place;
-        for (uint64_t k = first; k < first + 4 && k < c->count[queue]; k++) {
-            if (goes_before(t, column, heap[k], best)) {
-                best = heap[k];
-                at = (uint32_t)k;
+        uint32_t n = first < q->count ? q->count - (uint32_t)first : 0;
+        uint32_t below[4];
+        n = n < 4 ? n : 4;
+        for (uint32_t k = 0; k < n; k++) { /* all are on their way before one is looked at */
+            below[k] = *rdx_queue_at(s, q, (uint32_t)first + k);
+            __builtin_prefetch(mark_at(t, below[k], column));
+        }
+        for (uint32_t k = 0; k < n; k++) {
+            if (goes_before(t, column, below[k], best)) {
+                best = below[k];
+                at = (uint32_t)first + k;
             }
         }
         if (at == place) {
             break;
         }
-        put(t, column, queue, place, best);
+        put(t, column, q, place, best);
         place = at;
     }
-    put(t, column, queue, place, i);
+    put(t, column, q, place, i);
 }
 
 static void heap_add(rdx_tree *t, uint32_t i, uint32_t column) {
-    policy_column *c = &t->policy->columns[column];
-    uint32_t queue = mark_at(t, i, column)->queue;
-    uint32_t place = c->count[queue]++;
-    if (t->policy->rule->drawn) {
-        put(t, column, queue, place, i);
+    queue *q = &ranking_at(t, i, column)->queues[mark_at(t, i, column)->queue];
+    uint32_t place = q->count;
+    if (q->whole) {
+        q->count++;
     } else {
-        sift_up(t, column, queue, place, i);
+        rdx_queue_grow(&t->policy->stock, q);
+    }
+    if (t->policy->rule->drawn) {
+        put(t, column, q, place, i);
+    } else {
+        sift_up(t, column, q, place, i);
     }
 }
 
 static void heap_remove(rdx_tree *t, uint32_t i, uint32_t column) {
-    policy_column *c = &t->policy->columns[column];
     mark *m = mark_at(t, i, column);
+    queue *q = &ranking_at(t, i, column)->queues[m->queue];
     uint32_t place = m->place;
-    uint32_t last = c->queue[m->queue][--c->count[m->queue]];
+    uint32_t last = *rdx_queue_at(&t->policy->stock, q, q->count - 1);
+    if (q->whole) {
+        q->count--;
+    } else {
+        rdx_queue_shrink(&t->policy->stock, q);
+    }
     if (last != i && t->policy->rule->drawn) {
-        put(t, column, m->queue, place, last);
+        put(t, column, q, place, last);
     } else if (last != i) {
-        sift_up(t, column, m->queue, place, last);
-        sift_down(t, column, m->queue, mark_at(t, last, column)->place, last);
+        sift_up(t, column, q, place, last);
+        sift_down(t, column, q, mark_at(t, last, column)->place, last);
     }
     m->place = NIL;
 }
 
 void rdx_policy_move(rdx_tree *t, uint32_t i, uint32_t column, uint32_t queue, uint64_t key) {
-    policy_column *c = &t->policy->columns[column];
+    ranking *r = ranking_at(t, i, column);
     mark *m = mark_at(t, i, column);
     const cell *k = cell_at(t, i, column);
     bool stands = m->place != NIL;
@@ -110,8 +130,8 @@ void rdx_policy_move(rdx_tree *t, uint32_t i, uint32_t column, uint32_t queue, u
         heap_remove(t, i, column);
     }
     uint32_t held = rdx_entries(node_at(t, i), rule_of(t, column), k->lo, k->hi);
-    c->resident[m->queue] -= held;
-    c->resident[queue] += held;
+    r->resident[m->queue] -= held;
+    r->resident[queue] += held;
     m->queue = queue;
     m->key = key;
     if (stands) {
@@ -119,10 +139,10 @@ void rdx_policy_move(rdx_tree *t, uint32_t i, uint32_t column, uint32_t queue, u
     }
 }
 
-uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t queue) {
-    const policy_column *c = &t->policy->columns[column];
-    while (c->count[queue]) {
-        uint32_t i = c->queue[queue][0];
+uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t tenant, uint32_t queue) {
+    const ranking *r = ranking_of(t, tenant, column);
+    while (r->queues[queue].count) {
+        uint32_t i = queued_at(t, r, queue, 0);
         if (may_go(t, i, column)) {
             return i;
         }
@@ -135,14 +155,14 @@ uint32_t rdx_policy_head(rdx_tree *t, uint32_t column, uint32_t queue) {
 /* ---------------------------------------------------------------- what the tree tells */
 void rdx_policy_listed(rdx_tree *t, uint32_t i, uint32_t column) {
     if (orders(t, column)) {
-        t->policy->columns[column].victim = NIL;
+        ranking_at(t, i, column)->victim = NIL;
         heap_add(t, i, column);
     }
 }
 
 void rdx_policy_unlisted(rdx_tree *t, uint32_t i, uint32_t column) {
     if (orders(t, column)) {
-        t->policy->columns[column].victim = NIL;
+        ranking_at(t, i, column)->victim = NIL;
         heap_remove(t, i, column);
     }
 }
@@ -151,16 +171,16 @@ void rdx_policy_came(rdx_tree *t, uint32_t i, uint32_t column) {
     if (orders(t, column)) {
         *mark_at(t, i, column) = (mark){.last = t->clock, .place = NIL, .fresh = t->uncounted};
         const cell *k = cell_at(t, i, column);
-        policy_column *c = &t->policy->columns[column];
-        c->resident[0] += rdx_entries(node_at(t, i), rule_of(t, column), k->lo, k->hi);
-        c->came++;
+        ranking *r = ranking_at(t, i, column);
+        r->resident[0] += rdx_entries(node_at(t, i), rule_of(t, column), k->lo, k->hi);
+        r->came++;
         t->policy->rule->came(t, i, column);
     }
 }
 
 void rdx_policy_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more) {
     if (orders(t, column)) {
-        t->policy->columns[column].resident[mark_at(t, i, column)->queue] += (uint64_t)more;
+        ranking_at(t, i, column)->resident[mark_at(t, i, column)->queue] += (uint64_t)more;
         if (t->policy->rule->resident) {
             t->policy->rule->resident(t, i, column, more);
         }
@@ -207,9 +227,10 @@ static void use(rdx_tree *t, uint32_t i, uint32_t c, uint64_t since) {
 
 void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
     const policy *rule = t->policy->rule;
+    uint32_t tenant = rdx_tenant_of(t, i);
     uint32_t from[RDX_MAX_COLUMNS]; /* what lies behind these pages is needed by a hit at the end */
     for (uint32_t c = 0; c < t->columns; c++) {
-        t->policy->columns[c].victim = NIL;
+        ranking_of(t, tenant, c)->victim = NIL;
         from[c] = is_sparse(t, c) ? rdx_first_entry(t, rule_of(t, c), rdx_end_of(t, i)) : 0;
     }
     for (; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
@@ -222,27 +243,33 @@ void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since) {
     }
     for (uint32_t c = 0; rule->settle && c < t->columns; c++) {
         if (orders(t, c)) {
-            rule->settle(t, c);
+            rule->settle(t, c, tenant);
         }
     }
 }
 
-uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column) {
-    policy_column *c = &t->policy->columns[column];
-    if (c->victim != NIL && !may_go(t, c->victim, column)) {
-        c->victim = NIL;
+uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    ranking *r = ranking_of(t, tenant, column);
+    uint64_t turned = t->policy->columns[column].turned;
+    if (r->victim != NIL && (r->found != turned || !may_go(t, r->victim, column))) {
+        r->victim = NIL;
     }
-    if (t->policy->rule->choose && c->victim == NIL) {
-        c->victim = t->policy->rule->choose(t, column);
+    r->found = turned;
+    if (t->policy->rule->choose && r->victim == NIL) {
+        r->victim = t->policy->rule->choose(t, column, tenant);
     }
-    for (uint32_t queue = 0; queue < QUEUES && c->victim == NIL; queue++) {
-        c->victim = rdx_policy_head(t, column, queue);
+    for (uint32_t queue = 0; queue < QUEUES && r->victim == NIL; queue++) {
+        r->victim = rdx_policy_head(t, column, tenant, queue);
     }
-    return c->victim;
+    return r->victim;
 }
 
-uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column) {
-    return orders(t, column) ? t->policy->columns[column].victim : NIL;
+uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    if (!orders(t, column)) {
+        return NIL;
+    }
+    const ranking *r = ranking_of(t, tenant, column);
+    return r->found == t->policy->columns[column].turned ? r->victim : NIL;
 }
 
 void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
@@ -252,22 +279,47 @@ void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
 }
 
 /* ---------------------------------------------------------------- room */
+uint64_t rdx_policy_memory(const rdx_tree *t, uint32_t queue) {
+    return (uint64_t)t->policy->nodes * t->policy->rule->memory[queue];
+}
+
+/* Of one column, where tenants are not told apart: the queues in one piece each, and what went. */
+static int reserve_whole(rdx_tree *t, uint32_t column, uint32_t nodes) {
+    ranking *r = ranking_of(t, 0, column);
+    for (uint32_t q = 0; q < QUEUES; q++) {
+        uint32_t *whole = rdx_realloc(r->queues[q].whole, (size_t)nodes * 4);
+        if (!whole) {
+            return RDX_ENOMEM;
+        }
+        r->queues[q].whole = whole;
+        uint64_t runs = (uint64_t)nodes * t->policy->rule->memory[q];
+        if (runs && rdx_ghosts_reserve(&r->gone[q], runs) != RDX_OK) {
+            return RDX_ENOMEM;
+        }
+    }
+    return RDX_OK;
+}
+
+/* The queues of so many tenants, of together so many nodes. */
+static int reserve_sheets(rdx_tree *t, uint32_t nodes, uint32_t tenants) {
+    uint64_t sheets = 0;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        sheets += orders(t, c) ? rdx_stock_need(nodes, (uint64_t)tenants * QUEUES) : 0;
+    }
+    return rdx_stock_reserve(&t->policy->stock, sheets);
+}
+
 int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
     struct policy_state *p = t->policy;
     if (nodes <= p->nodes) {
         return RDX_OK;
     }
+    if (t->tenants && reserve_sheets(t, nodes, p->tenants) != RDX_OK) {
+        return RDX_ENOMEM;
+    }
     for (uint32_t c = 0; c < t->columns; c++) {
-        for (uint32_t q = 0; q < QUEUES && orders(t, c); q++) {
-            uint32_t *queue = rdx_realloc(p->columns[c].queue[q], (size_t)nodes * 4);
-            if (!queue) {
-                return RDX_ENOMEM;
-            }
-            p->columns[c].queue[q] = queue;
-            uint64_t runs = (uint64_t)nodes * p->rule->memory[q];
-            if (runs && rdx_ghosts_reserve(&p->columns[c].gone[q], runs) != RDX_OK) {
-                return RDX_ENOMEM;
-            }
+        if (!t->tenants && orders(t, c) && reserve_whole(t, c, nodes) != RDX_OK) {
+            return RDX_ENOMEM;
         }
         if (p->rule->reserve && orders(t, c) && p->rule->reserve(t, c, nodes) != RDX_OK) {
             return RDX_ENOMEM;
@@ -284,27 +336,77 @@ int rdx_policy_reserve(rdx_tree *t, uint32_t nodes) {
     return RDX_OK;
 }
 
+/* ---------------------------------------------------------------- tenants */
+int rdx_policy_tenants(rdx_tree *t, uint32_t tenants) {
+    struct policy_state *p = t->policy;
+    size_t old = (size_t)p->tenants * t->columns;
+    size_t all = (size_t)tenants * t->columns;
+    if (tenants <= p->tenants) {
+        return RDX_OK;
+    }
+    if (t->tenants && reserve_sheets(t, p->nodes, tenants) != RDX_OK) {
+        return RDX_ENOMEM;
+    }
+    ranking *rankings = rdx_realloc(p->rankings, (all ? all : 1) * sizeof(ranking));
+    if (!rankings) {
+        return RDX_ENOMEM;
+    }
+    memset(rankings + old, 0, (all - old) * sizeof(ranking));
+    p->rankings = rankings;
+    p->tenants = tenants;
+    return RDX_OK;
+}
+
+int rdx_policy_begin(rdx_tree *t, uint32_t tenant) {
+    const policy *rule = t->policy->rule;
+    for (uint32_t c = 0; c < t->columns; c++) {
+        ranking *r = ranking_of(t, tenant, c);
+        r->victim = NIL;
+        r->came = r->age = r->target = r->turns = 0;
+        for (uint32_t q = 0; q < QUEUES && orders(t, c); q++) {
+            if (t->tenants && rule->memory[q] && rdx_ghosts_reserve(&r->gone[q], 1) != RDX_OK) {
+                return RDX_ENOMEM;
+            }
+            if (t->tenants) { /* from the stock of all */
+                rdx_free_mem(r->queues[q].whole);
+                r->queues[q].whole = NULL;
+            }
+            rdx_ghosts_clear(&r->gone[q]);
+        }
+        if (rule->begin && orders(t, c) && rule->begin(r) != RDX_OK) {
+            return RDX_ENOMEM;
+        }
+    }
+    return RDX_OK;
+}
+
 void rdx_policy_free(rdx_tree *t) {
-    if (!t->policy) {
+    struct policy_state *p = t->policy;
+    if (!p) {
         return;
     }
-    for (uint32_t c = 0; t->policy->columns && c < t->columns; c++) {
+    for (size_t k = 0; k < (size_t)p->tenants * t->columns; k++) {
         for (uint32_t q = 0; q < QUEUES; q++) {
-            rdx_free_mem(t->policy->columns[c].queue[q]);
-            rdx_ghosts_free(&t->policy->columns[c].gone[q]);
+            rdx_free_mem(p->rankings[k].queues[q].whole);
+            rdx_ghosts_free(&p->rankings[k].gone[q]);
         }
-        if (t->policy->rule->free) {
-            t->policy->rule->free(t, c);
+        if (p->rule->end) {
+            p->rule->end(&p->rankings[k]);
         }
     }
-    rdx_free_mem(t->policy->columns);
-    rdx_free_mem(t->policy->marks);
-    rdx_free_mem(t->policy);
+    for (uint32_t c = 0; p->columns && p->rule->free && c < t->columns; c++) {
+        p->rule->free(t, c);
+    }
+    rdx_free_mem(p->stock.places);
+    rdx_free_mem(p->rankings);
+    rdx_free_mem(p->columns);
+    rdx_free_mem(p->marks);
+    rdx_free_mem(p);
     t->policy = NULL;
 }
 
 int rdx_policy_set(rdx_tree *t, uint32_t number) {
-    if (number >= RDX_POLICY_COUNT || t->policy || t->live_pages) {
+    if (number >= RDX_POLICY_COUNT || t->policy || t->tenants || t->live_pages) {
         return RDX_EARG;
     }
     if (number == RDX_POLICY_LRU) {
@@ -321,16 +423,16 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     t->policy->rule = POLICIES[number];
     t->policy->columns = rdx_calloc(t->columns ? t->columns : 1, sizeof(policy_column));
     for (uint32_t c = 0; t->policy->columns && c < t->columns; c++) {
-        t->policy->columns[c].victim = NIL;
         t->policy->columns[c].price = (price){1, 0, 1, c};
         bool alone = rule_of(t, c)->rule == RDX_RULE_STATE && t->policy->rule->alone;
         t->policy->ordered |= (uint64_t)(!is_sparse(t, c) || alone) << c;
     }
-    int status = t->policy->columns ? rdx_policy_reserve(t, t->node_cap) : RDX_ENOMEM;
-    if (status != RDX_OK) {
+    if (!t->policy->columns || rdx_policy_tenants(t, 1) != RDX_OK ||
+        rdx_policy_begin(t, 0) != RDX_OK || rdx_policy_reserve(t, t->node_cap) != RDX_OK) {
         rdx_policy_free(t);
+        return RDX_ENOMEM;
     }
-    return status;
+    return RDX_OK;
 }
 
 int rdx_policy_price(rdx_tree *t, uint32_t column, double linear, double quadratic, double bytes,
@@ -359,49 +461,60 @@ uint64_t rdx_policy_rank(const rdx_tree *t, uint32_t i, uint32_t column) {
 }
 
 uint64_t rdx_policy_bytes(const rdx_tree *t) {
-    uint64_t bytes = 0;
-    for (uint32_t c = 0; t->policy && c < t->columns; c++) {
-        bytes += (uint64_t)t->policy->nodes * sizeof(mark);
-        if (orders(t, c)) {
-            bytes += (uint64_t)t->policy->nodes * QUEUES * 4;
-            bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[0]);
-            bytes += rdx_ghosts_bytes(&t->policy->columns[c].gone[1]);
-            bytes += t->policy->rule->bytes ? t->policy->rule->bytes(t, c) : 0;
+    const struct policy_state *p = t->policy;
+    uint64_t bytes = p ? (uint64_t)p->stock.sheets * SPAN * 4 : 0;
+    for (uint32_t c = 0; p && c < t->columns; c++) {
+        bytes += (uint64_t)p->nodes * sizeof(mark);
+        bytes += orders(t, c) && p->rule->bytes ? p->rule->bytes(t, c) : 0;
+        for (uint32_t tenant = 0; orders(t, c) && tenant < p->tenants; tenant++) {
+            const ranking *r = ranking_of(t, tenant, c);
+            bytes += r->queues[0].whole ? (uint64_t)p->nodes * QUEUES * 4 : 0;
+            bytes += rdx_ghosts_bytes(&r->gone[0]) + rdx_ghosts_bytes(&r->gone[1]);
+            bytes += sizeof(ranking) + p->rule->known;
         }
     }
     return bytes;
 }
 
 /* ---------------------------------------------------------------- check */
-const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where) {
-    *where = NIL;
-    if (!orders(t, column)) {
-        return NULL;
+/* What is wrong with the places of a queue, and at which node. */
+static const char *queue_fault(const rdx_tree *t, uint32_t column, uint32_t tenant, uint32_t q,
+                               uint32_t *where) {
+    const ranking *r = ranking_of(t, tenant, column);
+    for (uint32_t at = 0; at < r->queues[q].count; at++) {
+        uint32_t i = *where = queued_at(t, r, q, at);
+        const mark *m = i < t->node_used ? mark_at(t, i, column) : NULL;
+        if (!m || m->queue != q || m->place != at || rdx_tenant_of(t, i) != tenant) {
+            return "does not know its place in a queue";
+        }
+        if (cell_at(t, i, column)->listed != LISTED_LIVE) {
+            return "stands in a queue and not in the list";
+        }
+        if (at && !t->policy->rule->drawn &&
+            goes_before(t, column, i, queued_at(t, r, q, (at - 1) / 4))) {
+            return "goes before what stands above it";
+        }
     }
-    const policy_column *c = &t->policy->columns[column];
+    return NULL;
+}
+
+/* The same for a tenant: its queues, the blocks that they count, and what its policy knows. */
+static const char *ranking_fault(const rdx_tree *t, uint32_t column, uint32_t tenant,
+                                 uint32_t *where) {
+    const ranking *r = ranking_of(t, tenant, column);
     uint64_t resident[QUEUES] = {0};
     uint64_t standing = 0;
     for (uint32_t q = 0; q < QUEUES; q++) {
-        for (uint32_t at = 0; at < c->count[q]; at++) {
-            uint32_t i = *where = c->queue[q][at];
-            const mark *m = i < t->node_used ? mark_at(t, i, column) : NULL;
-            if (!m || m->queue != q || m->place != at) {
-                return "does not know its place in a queue";
-            }
-            if (cell_at(t, i, column)->listed != LISTED_LIVE) {
-                return "stands in a queue and not in the list";
-            }
-            if (at && !t->policy->rule->drawn &&
-                goes_before(t, column, i, c->queue[q][(at - 1) / 4])) {
-                return "goes before what stands above it";
-            }
+        const char *fault = queue_fault(t, column, tenant, q, where);
+        if (fault) {
+            return fault;
         }
-        standing += c->count[q];
+        standing += r->queues[q].count;
     }
     for (uint32_t i = 0; i < t->node_used; i++) {
         const node *x = node_at(t, i);
         const cell *k = cell_at(t, i, column);
-        if (x->flags & NODE_LIVE && k->hi != k->lo) {
+        if (x->flags & NODE_LIVE && k->hi != k->lo && rdx_tenant_of(t, i) == tenant) {
             const mark *m = mark_at(t, i, column);
             *where = i;
             if (m->queue >= QUEUES || m->last > t->clock) {
@@ -411,17 +524,35 @@ const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where
         }
     }
     *where = NIL;
-    if (standing != t->lists[column].listed) {
+    if (standing != t->lists[(size_t)tenant * 2 * t->columns + column].listed) {
         return "the queues hold another number of nodes than the list";
     }
     for (uint32_t q = 0; q < QUEUES; q++) {
-        if (resident[q] != c->resident[q]) {
+        if (resident[q] != r->resident[q]) {
             return "a queue counts blocks that it does not have";
         }
-        const char *fault = c->gone[q].room ? rdx_ghosts_fault(&c->gone[q]) : NULL;
+        const char *fault = r->gone[q].room ? rdx_ghosts_fault(&r->gone[q]) : NULL;
         if (fault) {
             return fault;
         }
     }
-    return t->policy->rule->fault ? t->policy->rule->fault(t, column) : NULL;
+    return t->policy->rule->fault ? t->policy->rule->fault(t, column, tenant) : NULL;
+}
+
+const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where) {
+    *where = NIL;
+    uint64_t sheets = 0;
+    for (uint32_t tenant = 0; orders(t, column) && tenant < rdx_tenants_known(t); tenant++) {
+        const char *fault = ranking_fault(t, column, tenant, where);
+        if (fault) {
+            return fault;
+        }
+    }
+    for (size_t k = 0; k < (size_t)t->policy->tenants * t->columns; k++) {
+        for (uint32_t q = 0; q < QUEUES; q++) {
+            const queue *own = &t->policy->rankings[k].queues[q];
+            sheets += own->whole ? 0 : rdx_queue_sheets(own->count);
+        }
+    }
+    return sheets != t->policy->stock.taken ? "the queues have other sheets than they need" : NULL;
 }

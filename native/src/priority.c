@@ -192,9 +192,9 @@ static void priority_time(rdx_tree *t, uint32_t column) {
     }
 }
 
-static uint32_t priority_choose(rdx_tree *t, uint32_t column) {
-    uint32_t idle = rdx_policy_head(t, column, 0);
-    uint32_t back = rdx_policy_head(t, column, 1);
+static uint32_t priority_choose(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    uint32_t idle = rdx_policy_head(t, column, tenant, 0);
+    uint32_t back = rdx_policy_head(t, column, tenant, 1);
     if (idle == NIL || back == NIL) {
         return idle == NIL ? back : idle;
     }
@@ -251,7 +251,8 @@ static uint64_t priority_bytes(const rdx_tree *t, uint32_t column) {
 }
 
 /* ---------------------------------------------------------------- check */
-static const char *priority_fault(const rdx_tree *t, uint32_t column) {
+static const char *priority_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    (void)tenant; /* the timers are one for all */
     const struct hinted *p = hinted_of(t, column);
     uint64_t armed = 0;
     for (uint32_t i = 0; i < t->node_used; i++) {

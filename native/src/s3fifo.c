@@ -16,11 +16,11 @@
 
 static void enqueue(rdx_tree *t, uint32_t i, uint32_t column, uint32_t queue, uint32_t uses) {
     mark_at(t, i, column)->uses = uses;
-    rdx_policy_move(t, i, column, queue, ++t->policy->columns[column].turns);
+    rdx_policy_move(t, i, column, queue, ++ranking_at(t, i, column)->turns);
 }
 
 static void s3fifo_came(rdx_tree *t, uint32_t i, uint32_t column) {
-    bool back = rdx_ghosts_recall(t, &t->policy->columns[column].gone[0], i, column);
+    bool back = rdx_ghosts_recall(t, &ranking_at(t, i, column)->gone[0], i, column);
     enqueue(t, i, column, back ? 1 : 0, 0);
 }
 
@@ -30,12 +30,12 @@ static void s3fifo_used(rdx_tree *t, uint32_t i, uint32_t column, bool again, co
     m->uses = m->uses < MOST_USES ? m->uses : MOST_USES;
 }
 
-static uint32_t s3fifo_choose(rdx_tree *t, uint32_t column) {
-    const policy_column *c = &t->policy->columns[column];
+static uint32_t s3fifo_choose(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const ranking *r = ranking_of(t, tenant, column);
     for (;;) {
-        uint32_t queue = c->resident[0] * 10 > c->resident[0] + c->resident[1] ? 0 : 1;
-        uint32_t i = rdx_policy_head(t, column, queue);
-        i = i != NIL ? i : rdx_policy_head(t, column, 1 - queue);
+        uint32_t queue = r->resident[0] * 10 > r->resident[0] + r->resident[1] ? 0 : 1;
+        uint32_t i = rdx_policy_head(t, column, tenant, queue);
+        i = i != NIL ? i : rdx_policy_head(t, column, tenant, 1 - queue);
         if (i == NIL) {
             return NIL;
         }
@@ -51,24 +51,25 @@ static uint32_t s3fifo_choose(rdx_tree *t, uint32_t column) {
 }
 
 static void s3fifo_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n) {
-    policy_column *c = &t->policy->columns[column];
-    c->victim = NIL; /* with fewer blocks another may go first */
-    ghosts *gone = &c->gone[0];
+    ranking *r = ranking_at(t, i, column);
+    r->victim = NIL; /* with fewer blocks another may go first */
+    ghosts *gone = &r->gone[0];
     ghost run = rdx_ghost_of(t, i, column, n);
     rdx_ghosts_take(gone, run.key);
     if (mark_at(t, i, column)->queue == 0) {
-        rdx_ghosts_push(gone, run);
+        rdx_ghosts_push(gone, run, rdx_policy_memory(t, 0));
     }
-    while (gone->blocks > t->lists[column].resident) {
+    while (gone->blocks > rdx_tenant_blocks(t, rdx_tenant_of(t, i), column)) {
         rdx_ghosts_shift(gone);
     }
 }
 
-static const char *s3fifo_fault(const rdx_tree *t, uint32_t column) {
-    const policy_column *c = &t->policy->columns[column];
+static const char *s3fifo_fault(const rdx_tree *t, uint32_t column, uint32_t tenant) {
+    const ranking *r = ranking_of(t, tenant, column);
     for (uint32_t i = 0; i < t->node_used; i++) {
         const mark *m = mark_at(t, i, column);
-        if (node_at(t, i)->flags & NODE_LIVE && (m->uses > MOST_USES || m->key > c->turns)) {
+        bool own = node_at(t, i)->flags & NODE_LIVE && rdx_tenant_of(t, i) == tenant;
+        if (own && (m->uses > MOST_USES || m->key > r->turns)) {
             return "a node stays for more uses than count, or stands behind the end of its queue";
         }
     }

@@ -168,6 +168,10 @@ void rdx_tenant_count(rdx_tree *t, uint32_t i, uint32_t column, int64_t held, in
     }
 }
 
+uint64_t rdx_tenant_blocks(const rdx_tree *t, uint32_t tenant, uint32_t column) {
+    return t->tenants ? account_at(t, tenant, column)->resident : t->lists[column].resident;
+}
+
 void rdx_tenant_evicted(rdx_tree *t, uint32_t tenant, uint32_t column, uint32_t n) {
     account_at(t, tenant, column)->evicted += n;
 }
@@ -191,6 +195,10 @@ static uint32_t next_tenant(const rdx_tree *t, uint32_t which, claim for_whom) {
     return mine == NIL ? NIL : for_whom.tenant; /* nobody has more than his floor */
 }
 
+static uint32_t dead_of(const rdx_tree *t, uint32_t tenant, uint32_t column) {
+    return t->lists[((size_t)tenant * 2 + 1) * t->columns + column].head;
+}
+
 uint32_t rdx_tenant_victim(rdx_tree *t, uint32_t column, claim for_whom) {
     for (uint32_t dead = 2; dead-- > 0;) {
         uint32_t which = column + (dead ? t->columns : 0);
@@ -199,8 +207,9 @@ uint32_t rdx_tenant_victim(rdx_tree *t, uint32_t column, claim for_whom) {
             if (tenant == NIL) {
                 break;
             }
-            const order_list *l = &t->lists[(size_t)tenant * 2 * t->columns + which];
-            uint32_t i = dead ? l->head : rdx_oldest_of(t, l, column);
+            uint32_t i = dead                           ? dead_of(t, tenant, column)
+                         : rdx_policy_orders(t, column) ? rdx_policy_victim(t, column, tenant)
+                                                        : rdx_oldest_leaf(t, column, tenant);
             if (i != NIL) {
                 return i;
             }
@@ -248,7 +257,7 @@ uint32_t rdx_tenant_turn(const rdx_tree *t, uint32_t i, uint32_t column, claim f
 
 /* ---------------------------------------------------------------- terms */
 int rdx_tenants_enable(rdx_tree *t, const uint64_t *sizes, const uint32_t *pools) {
-    if (t->tenants || t->live_pages || t->policy || t->columns == 0) {
+    if (t->tenants || t->live_pages || t->columns == 0) {
         return RDX_EARG;
     }
     for (uint32_t c = 0; c < t->columns; c++) {
@@ -290,6 +299,9 @@ static int make_room(rdx_tree *t) {
     size_t old = (size_t)s->room * t->columns;
     size_t all = (size_t)room * t->columns;
     size_t lists = s->room ? old * 2 : (size_t)t->columns * 2; /* a tree has those of one tenant */
+    if (t->policy && rdx_policy_tenants(t, room) != RDX_OK) {
+        return RDX_ENOMEM;
+    }
     uint32_t *queues = rdx_calloc(all * 2, sizeof(uint32_t));
     if (!queues || !grow(&s->accounts, old * sizeof(account), all * sizeof(account)) ||
         !grow(&s->used, old * sizeof(uint64_t), all * sizeof(uint64_t)) ||
@@ -314,6 +326,7 @@ int rdx_tenant_set(rdx_tree *t, uint32_t tenant, uint64_t weight, const uint64_t
     }
     if (tenant == s->known) {
         int status = make_room(t);
+        status = status == RDX_OK && t->policy ? rdx_policy_begin(t, tenant) : status;
         if (status != RDX_OK) {
             return status;
         }
@@ -336,6 +349,18 @@ int rdx_tenant_set(rdx_tree *t, uint32_t tenant, uint64_t weight, const uint64_t
         }
     }
     return RDX_OK;
+}
+
+int rdx_tenant_renew(rdx_tree *t, uint32_t tenant) {
+    if (!t->tenants || tenant >= t->tenants->known) {
+        return RDX_EARG;
+    }
+    for (uint32_t c = 0; c < t->columns; c++) {
+        if (account_at(t, tenant, c)->resident) {
+            return RDX_EPINNED;
+        }
+    }
+    return t->policy ? rdx_policy_begin(t, tenant) : RDX_OK;
 }
 
 int rdx_root_assign(rdx_tree *t, rdx_handle root, uint32_t tenant) {
@@ -401,7 +426,7 @@ int rdx_tenant_peek(rdx_tree *t, uint32_t column, uint32_t tenant, uint32_t how,
         *out =
             (rdx_tenant_head){.node = handle_of(t, i),
                               .root = handle_of(t, node_at(t, i)->root),
-                              .stamp = c->listed == LISTED_DEAD ? 0 : c->stamp,
+                              .stamp = c->listed == LISTED_DEAD ? 0 : rdx_policy_rank(t, i, column),
                               .pool_bytes = *used_at(t, whose, column),
                               .weight = t->tenants->weights[whose],
                               .tenant = whose,

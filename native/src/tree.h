@@ -429,6 +429,8 @@ uint32_t rdx_tenant_victim(rdx_tree *t, uint32_t column, claim for_whom);
 uint32_t rdx_tenant_turn(const rdx_tree *t, uint32_t i, uint32_t column, claim for_whom,
                          uint32_t n);
 void rdx_tenant_evicted(rdx_tree *t, uint32_t tenant, uint32_t column, uint32_t n);
+/* Its blocks; all, where tenants are not told apart. */
+uint64_t rdx_tenant_blocks(const rdx_tree *t, uint32_t tenant, uint32_t column);
 uint64_t rdx_tenants_listed(const rdx_tree *t, uint32_t column);
 uint64_t rdx_tenants_bytes(const rdx_tree *t);
 uint32_t rdx_tenants_known(const rdx_tree *t); /* 1 where they are not told apart */
@@ -457,10 +459,9 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom);
  * namespaces; then ids are wanted, too, and nodes hold one page. */
 int rdx_evict_for(rdx_tree *t, uint32_t column, claim for_whom, bool once, uint32_t n,
                   uint64_t upto, int32_t *slots, uint8_t *ids, rdx_handle *roots, uint32_t *freed);
-/* The leaf that was used longest ago and is not dead (where groups are not full: node), or NIL. */
-uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column);
-/* The same of one list of a column. */
-uint32_t rdx_oldest_of(rdx_tree *t, const order_list *l, uint32_t column);
+/* The leaf of a tenant that was used longest ago and is not dead (where groups are not full: node),
+ * or NIL. */
+uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column, uint32_t tenant);
 /* Puts i at the head: it may go, and nothing is known of its age. */
 void rdx_list_head(rdx_tree *t, uint32_t i, uint32_t column);
 /* Lists every leaf of the column that stands unlisted on the path to i, from page `first` on. */
@@ -492,12 +493,17 @@ void rdx_policy_resident(rdx_tree *t, uint32_t i, uint32_t column, int64_t more)
 void rdx_policy_left(rdx_tree *t, uint32_t i, uint32_t column);
 /* The upper node has data, too, and stands in no list yet. */
 void rdx_policy_split(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t column);
-/* The victim that was found last, where it still may go; NIL where the list alone decides. */
-uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column);
+/* The victim of a tenant that was found last, where it still may go; NIL where the list alone
+ * decides. */
+uint32_t rdx_policy_next(const rdx_tree *t, uint32_t column, uint32_t tenant);
 /* What follows needs a policy. */
 void rdx_policy_used(rdx_tree *t, uint32_t i, uint64_t since);
-/* The leaf that goes next, or NIL; until something changes the same one. */
-uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column);
+/* The leaf of a tenant that goes next, or NIL; until something changes the same one. */
+uint32_t rdx_policy_victim(rdx_tree *t, uint32_t column, uint32_t tenant);
+/* Room for so many tenants. RDX_ENOMEM: as before. */
+int rdx_policy_tenants(rdx_tree *t, uint32_t tenants);
+/* Nothing is known of a tenant that has no blocks; RDX_ENOMEM only where it is the first time. */
+int rdx_policy_begin(rdx_tree *t, uint32_t tenant);
 void rdx_policy_going(rdx_tree *t, uint32_t i, uint32_t column, uint32_t n);
 /* What is wrong with a column's queues, and at which node (or NIL); NULL: nothing. */
 const char *rdx_policy_fault(const rdx_tree *t, uint32_t column, uint32_t *where);

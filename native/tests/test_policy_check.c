@@ -1,6 +1,6 @@
 /* The checker sees each kind of damage to what a policy keeps beside the lists: queues, counts of
- * blocks, and what is remembered of blocks that went. A sound tree is damaged in one place,
- * rdx_check names I17, and the damage is undone. */
+ * blocks, and what is remembered of blocks that went, of one tenant or of each of three. A sound
+ * tree is damaged in one place, rdx_check names I17, and the damage is undone. */
 #include "expect.h"
 #include "policy.h"
 #include <math.h>
@@ -75,8 +75,10 @@ static void answer(rdx_tree *t) {
     EXPECT_EQ(rdx_policy_waiting(t, 0), 0);
 }
 
-/* A tree whose blocks went and came back for a while. */
-static rdx_tree *build(uint32_t policy) {
+static const uint64_t NO_FLOORS[1] = {0};
+
+/* A tree whose blocks went and came back for a while; of so many tenants, or 0: it knows none. */
+static rdx_tree *build(uint32_t policy, uint32_t tenants) {
     const rdx_group full = {RDX_RULE_FULL, 1, 0, 0, 1};
     rdx_tree_config config = {.page_bytes = 4,
                               .check_ids = 1,
@@ -84,13 +86,22 @@ static rdx_tree *build(uint32_t policy) {
                               .tiers = 1,
                               .key_bytes = 16,
                               .page_tokens = 1};
+    const uint64_t sizes[1] = {1};
+    const uint32_t pools[1] = {0};
     rdx_tree *t;
-    rdx_handle root;
+    rdx_handle roots[3];
     EXPECT_EQ(rdx_tree_new(&config, &full, &t), RDX_OK);
     EXPECT_EQ(rdx_policy_set(t, policy), RDX_OK);
-    EXPECT_EQ(rdx_root_new(t, NULL, &root), RDX_OK);
+    EXPECT_EQ(rdx_policy_set(t, policy), RDX_EARG);
+    EXPECT_EQ(tenants ? rdx_tenants_enable(t, sizes, pools) : RDX_OK, RDX_OK);
+    for (uint32_t k = 0; k < (tenants ? tenants : 1); k++) {
+        uint8_t key[16] = {(uint8_t)k};
+        EXPECT_EQ(rdx_root_new(t, key, &roots[k]), RDX_OK);
+        EXPECT_EQ(k ? rdx_tenant_set(t, k, 1, NO_FLOORS) : RDX_OK, RDX_OK);
+        EXPECT_EQ(k ? rdx_root_assign(t, roots[k], k) : RDX_OK, RDX_OK);
+    }
     for (uint32_t k = 0; k < 600; k++) {
-        serve(t, root, ROOM);
+        serve(t, roots[tenants ? random_below(tenants) : 0], tenants ? ROOM * tenants : ROOM);
         if (policy == RDX_POLICY_GIVEN && k % 3 == 0) {
             answer(t);
         }
@@ -101,20 +112,21 @@ static rdx_tree *build(uint32_t policy) {
     return t;
 }
 
-static void test_damage_to_queues(rdx_tree *t) {
-    policy_column *c = &t->policy->columns[0];
-    uint32_t q = c->count[0] ? 0 : 1;
-    mark *m = mark_at(t, c->queue[q][0], 0);
+static void test_damage_to_queues(rdx_tree *t, uint32_t tenant) {
+    ranking *r = ranking_of(t, tenant, 0);
+    uint32_t q = r->queues[0].count ? 0 : 1;
+    mark *m = mark_at(t, queued_at(t, r, q, 0), 0);
     DAMAGE(t, m->queue, 1 - m->queue);
     DAMAGE(t, m->place, m->place + 1);
     DAMAGE(t, m->last, t->clock + 1);
-    DAMAGE(t, c->count[q], c->count[q] - 1);
-    DAMAGE(t, c->resident[0], c->resident[0] + 1);
-    DAMAGE(t, c->resident[1], c->resident[1] - 1);
+    DAMAGE(t, r->queues[q].count, r->queues[q].count - 1);
+    DAMAGE(t, r->resident[0], r->resident[0] + 1);
+    DAMAGE(t, r->resident[1], r->resident[1] - 1);
+    DAMAGE(t, t->policy->stock.taken, t->policy->stock.taken + 1);
 }
 
-static void test_damage_to_what_went(rdx_tree *t, uint32_t side) {
-    ghosts *g = &t->policy->columns[0].gone[side];
+static void test_damage_to_what_went(rdx_tree *t, uint32_t tenant, uint32_t side, uint64_t most) {
+    ghosts *g = &ranking_of(t, tenant, 0)->gone[side];
     EXPECT(g->runs > 0);
     ghost *run = &g->ring[g->first & (g->room - 1)];
     while (run->pages == 0) {
@@ -124,7 +136,7 @@ static void test_damage_to_what_went(rdx_tree *t, uint32_t side) {
     DAMAGE(t, run->pages, run->pages + 1);
     DAMAGE(t, g->blocks, g->blocks + 1);
     DAMAGE(t, g->runs, g->runs - 1);
-    EXPECT(g->blocks <= ROOM);
+    EXPECT(g->blocks <= most);
 }
 
 /* Keys that all want one place of the index, taken out in another order than they came. */
@@ -133,7 +145,7 @@ static void test_what_went_is_known_again(void) {
     bool there[1000] = {false};
     EXPECT_EQ(rdx_ghosts_reserve(&g, 10), RDX_OK);
     for (uint64_t k = 0; k < 1000; k++) {
-        ghost out = rdx_ghosts_push(&g, (ghost){.key = k << 32, .pages = 1 + (uint32_t)k % 3});
+        ghost out = rdx_ghosts_push(&g, (ghost){.key = k << 32, .pages = 1 + (uint32_t)k % 3}, 0);
         if (out.pages) {
             EXPECT(there[out.key >> 32]);
             there[out.key >> 32] = false;
@@ -174,48 +186,123 @@ static void say(rdx_tree *t, uint64_t now) {
 }
 
 static void test_damage_to_what_was_said(void) {
-    rdx_tree *t = build(RDX_POLICY_PRIORITY);
+    rdx_tree *t = build(RDX_POLICY_PRIORITY, 0);
     say(t, 1000);
     expect(t, true);
-    policy_column *c = &t->policy->columns[0];
-    EXPECT(c->count[0] > 0 && c->count[1] > 0);
+    ranking *r = ranking_of(t, 0, 0);
+    EXPECT(r->queues[0].count > 0 && r->queues[1].count > 0);
     for (uint32_t q = 0; q < 2; q++) {
-        mark *m = mark_at(t, c->queue[q][0], 0);
+        mark *m = mark_at(t, queued_at(t, r, q, 0), 0);
         DAMAGE(t, m->key, m->key - 1);
     }
     DAMAGE(t, t->policy->now, 5000); /* all timers have ended by then */
-    test_damage_to_queues(t);
+    test_damage_to_queues(t, 0);
     rdx_hint bad = {.priority = 101, .says = RDX_SAYS_PRIORITY};
     EXPECT_EQ(rdx_policy_hint(t, (rdx_cursor){0}, &bad), RDX_EARG);
     rdx_policy_time(t, 5000);
     expect(t, true);
-    EXPECT_EQ(c->count[1], 0);
+    EXPECT_EQ(r->queues[1].count, 0);
     rdx_tree_free(t);
 }
 
 static void test_damage_to_what_blocks_save(void) {
-    rdx_tree *t = build(RDX_POLICY_COST);
-    policy_column *c = &t->policy->columns[0];
-    DAMAGE(t, mark_at(t, c->queue[0][0], 0)->key, UINT64_MAX);
-    test_damage_to_queues(t);
+    rdx_tree *t = build(RDX_POLICY_COST, 0);
+    DAMAGE(t, mark_at(t, queued_at(t, ranking_of(t, 0, 0), 0, 0), 0)->key, UINT64_MAX);
+    test_damage_to_queues(t, 0);
     EXPECT_EQ(rdx_policy_price(t, 0, 1, 1, 1, 0), RDX_EARG); /* it has pages */
     rdx_tree_free(t);
 }
 
+/* Each tenant has queues in sheets of one stock, and is damaged by itself. */
+static void test_damage_to_one_of_several_tenants(void) {
+    for (uint32_t policy = 1; policy < RDX_POLICY_COUNT; policy++) {
+        rdx_tree *t = build(policy, 3);
+        for (uint32_t tenant = 0; tenant < 3; tenant++) {
+            test_damage_to_queues(t, tenant);
+            for (uint32_t side = 0; side < QUEUES; side++) {
+                if (t->policy->rule->memory[side]) {
+                    uint64_t most = policy == RDX_POLICY_HIT_DENSITY ? 12 * ROOM : 3 * ROOM;
+                    test_damage_to_what_went(t, tenant, side, most);
+                }
+            }
+        }
+        ranking *r = ranking_of(t, 1, 0);
+        uint32_t q = r->queues[0].count ? 0 : 1;
+        DAMAGE(t, *rdx_queue_at(&t->policy->stock, &r->queues[q], 0),
+               queued_at(t, ranking_of(t, 2, 0), ranking_of(t, 2, 0)->queues[0].count ? 0 : 1, 0));
+        EXPECT_EQ(rdx_tenant_renew(t, 1), RDX_EPINNED);
+        int32_t gone[4 * ROOM];
+        uint32_t freed;
+        EXPECT_EQ(
+            rdx_tenant_evict(t, 0, 1, RDX_OWN, 4 * ROOM, UINT64_MAX, gone, NULL, NULL, &freed),
+            RDX_OK);
+        EXPECT(freed > 0);
+        EXPECT_EQ(rdx_tenant_renew(t, 1), RDX_OK);
+        EXPECT_EQ(r->gone[0].blocks + r->gone[1].blocks + r->age + r->target + r->turns, 0);
+        expect(t, true);
+        rdx_tree_free(t);
+    }
+}
+
+/* Queues of a stock hold what arrays of their own hold, and no sheet that they do not need. */
+static void test_queues_of_sheets_are_arrays(void) {
+    enum { MANY = 5, MOST = 40000 };
+    static uint32_t known[MANY][MOST];
+    stock s = {0};
+    queue queues[MANY] = {0};
+    uint32_t all = 0;
+    EXPECT_EQ(rdx_stock_reserve(&s, rdx_stock_need(MOST, MANY)), RDX_OK);
+    uint32_t room = s.sheets;
+    for (uint32_t round = 0; round < 4000; round++) {
+        uint32_t k = random_below(MANY);
+        uint32_t n = random_below(round % 7 ? 50 : 3000);
+        for (; n && random_below(1000); n--) {
+            bool more = (round / 500 + k) % 2 ? all < MOST : queues[k].count == 0 && all < MOST;
+            if (more) {
+                rdx_queue_grow(&s, &queues[k]);
+                uint32_t at = queues[k].count - 1;
+                known[k][at] = *rdx_queue_at(&s, &queues[k], at) = random_below(1u << 30);
+                all++;
+            } else if (queues[k].count) {
+                rdx_queue_shrink(&s, &queues[k]);
+                all--;
+            }
+        }
+        uint64_t sheets = 0;
+        for (uint32_t each = 0; each < MANY; each++) {
+            sheets += rdx_queue_sheets(queues[each].count);
+        }
+        EXPECT_EQ(sheets, s.taken);
+        for (uint32_t at = 0; at < queues[k].count; at += 1 + random_below(97)) {
+            EXPECT_EQ(known[k][at], *rdx_queue_at(&s, &queues[k], at));
+        }
+        EXPECT(s.used <= room);
+    }
+    for (uint32_t k = 0; k < MANY; k++) {
+        while (queues[k].count) {
+            uint32_t at = queues[k].count - 1;
+            EXPECT_EQ(known[k][at], *rdx_queue_at(&s, &queues[k], at));
+            rdx_queue_shrink(&s, &queues[k]);
+        }
+    }
+    EXPECT_EQ(s.taken, 0);
+    rdx_free_mem(s.places);
+}
+
 int main(void) {
-    rdx_tree *t = build(RDX_POLICY_S3FIFO);
-    test_damage_to_queues(t);
-    test_damage_to_what_went(t, 0);
-    DAMAGE(t, mark_at(t, t->policy->columns[0].queue[1][0], 0)->uses, 4);
+    rdx_tree *t = build(RDX_POLICY_S3FIFO, 0);
+    test_damage_to_queues(t, 0);
+    test_damage_to_what_went(t, 0, 0, ROOM);
+    DAMAGE(t, mark_at(t, queued_at(t, ranking_of(t, 0, 0), 1, 0), 0)->uses, 4);
     rdx_tree_free(t);
-    t = build(RDX_POLICY_ARC);
-    test_damage_to_queues(t);
-    test_damage_to_what_went(t, 0);
-    test_damage_to_what_went(t, 1);
-    DAMAGE(t, mark_at(t, t->policy->columns[0].queue[0][0], 0)->uses, 1);
+    t = build(RDX_POLICY_ARC, 0);
+    test_damage_to_queues(t, 0);
+    test_damage_to_what_went(t, 0, 0, ROOM);
+    test_damage_to_what_went(t, 0, 1, ROOM);
+    DAMAGE(t, mark_at(t, queued_at(t, ranking_of(t, 0, 0), 0, 0), 0)->uses, 1);
     rdx_tree_free(t);
     test_what_went_is_known_again();
-    t = build(RDX_POLICY_GIVEN);
+    t = build(RDX_POLICY_GIVEN, 0);
     answer(t);
     expect(t, true);
     int32_t gone[ROOM];
@@ -232,5 +319,7 @@ int main(void) {
     rdx_tree_free(t);
     test_damage_to_what_was_said();
     test_damage_to_what_blocks_save();
+    test_damage_to_one_of_several_tenants();
+    test_queues_of_sheets_are_arrays();
     return 0;
 }

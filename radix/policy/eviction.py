@@ -59,7 +59,8 @@ class Nodes:
     was told of before this. ``key``: float64, what the policy answered last for it, 0 for what has
     come. ``uses``: uint32, uses so far, at most one a request. ``again``: uint32, of these the ones
     since the policy was told last. ``blocks``: uint32, blocks that it has, for ``went`` those that
-    went. ``depth``: uint32, blocks before it on its path.
+    went. ``depth``: uint32, blocks before it on its path. ``tenant``: uint32, a number of whose it
+    is, 0 where tenants are not told apart; only keys of one tenant are held against each other.
     """
 
     order: int
@@ -73,6 +74,7 @@ class Nodes:
     again: Counts
     blocks: Counts
     depth: Counts
+    tenant: Counts
 
     def __len__(self) -> int:
         """How many nodes."""

@@ -23,10 +23,10 @@ _TOLD = np.dtype(
     [
         *[("came", "u8"), ("last", "u8"), ("before", "u8"), ("key", "f8")],
         *[("node", "u4"), ("uses", "u4"), ("again", "u4"), ("blocks", "u4")],
-        *[("depth", "u4"), ("kind", "u4")],
+        *[("depth", "u4"), ("kind", "u4"), ("tenant", "u4"), ("zero", "u4")],
     ]
 )
-_COLUMNS = tuple(name for name in _TOLD.names or () if name != "kind")
+_COLUMNS = tuple(name for name in _TOLD.names or () if name not in ("kind", "zero"))
 
 
 def ask_policy(tree: TreeCore, policy: str | EvictionPolicy, metrics: Metrics, gate: Gate) -> None:

@@ -1,6 +1,6 @@
-"""Storms of three tenants with weights, quotas and floors that change while requests run: the bytes
-are right, the books of each tenant add up after each step (I12, I17), and nobody holds more than
-his quota but for what lay there when it was lowered.
+"""Storms of three tenants, under every order of eviction, with weights, quotas and floors that
+change while requests run: the bytes are right, the books of each tenant add up after each step
+(I12, I17), and nobody holds more than his quota but for what lay there when it was lowered.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from radix.keys import Namespace
 from radix.ownership import Ownership
 from radix.tenants import Tenant, Tenants, salt_of
 from tests.cachemachine import CacheMachine, DiskMachine, MemoryMachine
+from tests.ownpolicies import OwnLfu
 from tests.storms import disk_storm, memory_storm
 
+POLICIES = ("lru", "fifo", "lfu", "slru", "s3fifo", "arc", "hit_density", "priority", OwnLfu)
 SPACES = (None, Namespace(salt=b"blue"), Namespace(salt=b"red"), Namespace("other", salt=b"red"))
 
 
@@ -82,6 +84,8 @@ def storm(seed: int, steps: int, *, mixed: bool) -> Watched:
     rng, machine = random.Random(seed), MemoryMachine()
     watched = Watched(machine, rng)
     machine.options["write"] = rng.choice(("write_through", "write_back", "write_after"))
+    policy = POLICIES[seed % len(POLICIES)]
+    machine.options["policy"] = policy if isinstance(policy, str) else policy()
     begin = machine.begin
 
     def named(**world: Any) -> None:
