@@ -64,6 +64,12 @@ class Connected:
         self.restarts = 0
 
     # ------------------------------------------------------------ the connection
+    @property
+    def connected(self) -> bool:
+        """Whether the last question was answered: what is a miss then is one. Cost: O(1)."""
+        link = self._link
+        return link is not None and not link.closed
+
     @contextmanager
     def _linked(self) -> Iterator[Link]:
         with self._lock:

@@ -5,6 +5,7 @@ One thread at a time, as the cache. What goes wrong with the cache costs hits, n
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -31,6 +32,7 @@ from radix.groups import Group
 from radix.keys import Namespace
 from radix.plan import Explanation
 from radix.policy.checkpoint import Checkpoints
+from radix.service.backend import Service
 from radix.tier import Tier
 from tiers.host import HostTier
 
@@ -79,6 +81,7 @@ class PrefixGenerator:
         model: Any,
         tiers: Sequence[Tier],
         *,
+        service: Service | str | None = None,
         page_tokens: int = 16,
         revision: str | None = None,
         salt: bytes = b"",
@@ -91,14 +94,17 @@ class PrefixGenerator:
         """Probes the model, reads its weights once, opens the tiers.
 
         ``tiers``: a ``HostTier`` first, then what lies below, as a ``DiskTier``; they are closed
-        with this. ``page_tokens``: the unit of matching. ``revision``: a name for the weights that
+        with this. ``service``: where `radix serve` is, below all of them: its address, or a
+        ``Service``; what it stored for others is a hit here, and one that is gone costs hits only.
+        ``page_tokens``: the unit of matching. ``revision``: a name for the weights that
         changes whenever they do, so that they need not be read; None: their bytes are hashed.
         ``salt``: who may share, a tenant. ``tolerance``: by how much logits behind a restored
         prefix may differ in the probe (float32: 1e-2; dtypes that round more need more).
         ``token_by_token``: feed single tokens to families whose state starts anew in every longer
         forward, instead of refusing them. ``policy``, ``write``, ``checkpoints``: as of
         ``PrefixCache``. Raises ``UnsupportedError`` for a model, a cache layer or a tier that is
-        not taken; ``TypeError``, ``ValueError``, ``TierError``. Cost: reads the weights once.
+        not taken; ``TypeError``, ``ValueError``, ``TierError``; what a service refuses by. Cost:
+        reads the weights once.
         """
         check_engine()
         check_model(model)
@@ -112,9 +118,12 @@ class PrefixGenerator:
         self._identity = Identity(model, revision)
         self._kind = (model.dtype, model.device)
         self._namespace = Namespace(model=str(model.config.model_type), salt=salt)
+        below = []
+        if service is not None:
+            below.append(Service.of(service).tier(self.groups, self._namespace))
         self.cache = PrefixCache(
             self.groups,
-            tiers,
+            [*tiers, *below],
             page_tokens=page_tokens,
             policy=policy,
             write=write,
@@ -253,6 +262,7 @@ class PrefixGenerator:
         if self._identity.stale:
             self.weights_changed()
         request = None
+        self._seek(ids)
         for attempt in range(2):
             self.cache.poll()
             try:
@@ -283,6 +293,16 @@ class PrefixGenerator:
         if counted:
             self._count(turn, ids)
         return turn
+
+    def _seek(self, ids: torch.Tensor) -> None:
+        """Returns once it is known what others stored of a prompt, where any tier can say that."""
+        if not any(tier.capability.finds for tier in self.cache.tiers):
+            return
+        with self.cache.prefetch(_tokens(ids, 0), namespace=self._namespace) as ahead:
+            end = time.monotonic() + LOAD_TIMEOUT_S
+            while not ahead.settled and time.monotonic() < end:
+                self.cache.wait()
+                self.cache.poll()
 
     def _count(self, turn: Turn | None, ids: torch.Tensor) -> None:
         counts = self._counts
