@@ -23,6 +23,7 @@ from radix.arguments import (
 )
 from radix.audit import check_slots
 from radix.content import PageKeys
+from radix.driven import Reach
 from radix.epochs import Epochs
 from radix.errors import UnsupportedError
 from radix.events import BlocksStored, Event
@@ -163,7 +164,6 @@ class PrefixCache(Stepping, Traffic):
         events: bool,
     ) -> TreeCore:
         """The tree, with its order of eviction, which is told what it goes by."""
-        self._seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
         order = check_policy(policy)
         known_again = events or len(placed) > 1 or self._lent or order in KEYED_POLICIES
         tree = TreeCore(
@@ -242,6 +242,8 @@ class PrefixCache(Stepping, Traffic):
             self._time,
         )
         self._coarse = align > page
+        plain = not self._coarse and not self.keys.opaque
+        self._reach = Reach(self.gate, self.residency, self._spaces, plain)
         self.align_tokens = align = self.requests.align_tokens
         self._prompts = Prompts(self.residency, self._spaces, self.keys, align)
         alone = not self.agreement.shared

@@ -14,18 +14,38 @@ from radix._native import Match, tree_column, tree_match
 from radix.arguments import count_of, int32, number_below, numbers_of, slots_of
 from radix.content import PageKeys, Prompt
 from radix.errors import RequestError
+from radix.gate import Gate
 from radix.hints import Time
 from radix.inserting import Inserted, Inserting, Rows
 from radix.keys import Namespace, check_range
-from radix.lease import Home, Lease, mask_of
+from radix.lease import Home, Lease, lease_of, mask_of
+from radix.namespaces import Namespaces
 from radix.ownership import AdoptedSlots, rows_for_insert
 from radix.plan import Cursor
 from radix.pooled import PooledInsert
+from radix.residency import Residency
 from radix.serving import Serving
-from radix.tier import Slots
+from radix.tier import Slots, TierMode
 from radix.tree import EVERY_GROUP, NO_SLOT
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+_OFF = TierMode.OFF  # members of an Enum are slow to look up
+
+
+class Reach:
+    """What the shortest calls look at, side by side: a cache has more attributes than the
+    interpreter finds by their place. ``plain``: a page is its tokens, and a hit may end at any.
+    """
+
+    __slots__ = ("bits", "capsule", "gate", "known", "plain", "seen")
+
+    def __init__(self, gate: Gate, residency: Residency, spaces: Namespaces, plain: bool) -> None:
+        self.gate = gate
+        self.capsule = residency.tree.capsule
+        self.known = spaces.known
+        self.bits = residency.bits
+        self.plain = plain
+        self.seen = Cursor(0, 0, 0)  # the end of the last match: nothing was known behind it
 
 
 class Driven(Serving):
@@ -34,7 +54,7 @@ class Driven(Serving):
     keys: PageKeys
     _lent: bool
     _coarse: bool
-    _seen: Cursor
+    _reach: Reach
     _home: Home
     _time: Time
     _timed: bool
@@ -66,25 +86,29 @@ class Driven(Serving):
         compared, where keys are digests all of them.
         """
         # The most frequent call of all: no wrapper stands between it and the native one.
-        gate = self.gate
+        reach = self._reach
+        gate = reach.gate
         if not gate.take(False):
             gate.refuse()
         try:
             if gate.closed:
                 gate.refuse()
-            if self.keys.opaque or content is not None or self._coarse:
+            if content is not None or not reach.plain:
                 asked = self._prompts.of(int32(tokens), namespace, content)
                 found = self._prompts.match(asked, count_of("leave", leave))
                 return found, _tuple(Cursor, (asked.root, found[5], found[2]))
-            spaces, readable = self._spaces, self.residency.readable()
-            root = spaces.known.get(namespace) or spaces.root(namespace)
+            root = reach.known.get(namespace) or self._spaces.root(namespace)
+            readable = 0
+            for tier, bit in reach.bits:
+                if tier.mode is not _OFF:
+                    readable |= bit
             try:
-                found = tree_match(self.tree.capsule, root, tokens, leave, readable)
+                found = tree_match(reach.capsule, root, tokens, leave, readable)
             except (TypeError, ValueError, OverflowError, BufferError):
                 # No int32 buffer as it stands: converted, or refused by name.
                 run, left = int32(tokens), min(count_of("leave", leave), 1 << 31)
-                found = tree_match(self.tree.capsule, root, run, left, readable)
-            self._seen = seen = _tuple(Cursor, (root, found[5], found[2]))
+                found = tree_match(reach.capsule, root, run, left, readable)
+            reach.seen = seen = _tuple(Cursor, (root, found[5], found[2]))
             return found, seen
         finally:
             gate.leave()
@@ -96,18 +120,19 @@ class Driven(Serving):
         these alone. ``StaleError`` where its whole namespace, empty, has gone meanwhile: match
         again. Cost: the nodes newly pinned.
         """
-        gate = self.gate
+        home = self._home
+        gate = home.gate
         if not gate.take(False):
             gate.refuse()
         try:
             if gate.closed:
                 gate.refuse()
-            if self._dropped:
+            if home.dropped:
                 self._drain()
             if self._timed:
                 self._tell_time()
             mask = EVERY_GROUP if groups is None else mask_of(groups, len(self.groups))
-            return Lease(self._home, cursor, mask)
+            return lease_of(home, cursor, mask)
         finally:
             gate.leave()
 
@@ -189,7 +214,7 @@ class Driven(Serving):
                 "use admit and computed, or shared slots"
             )
         inserting, first, at = self._inserting, lease.cursor.pages, lease.cursor
-        if inserting.parts and at != self._seen:  # pages behind the hit may be there already
+        if inserting.parts and at != self._reach.seen:  # pages behind the hit may be there already
             found = self._prompts.find(asked, 0, 0)
             at = Cursor(at.root, found.node, found.structural_pages)
         if not partial:

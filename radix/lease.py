@@ -19,6 +19,7 @@ from radix.steps import CursorRows, of_request
 from radix.tree import BY_RULE, EVERY_GROUP, TreeCore
 
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+_new = object.__new__  # a class that is called takes three times as long
 
 
 def mask_of(groups: Sequence[object], count: int) -> int:
@@ -34,10 +35,11 @@ class Home:
     and its time.
     """
 
-    __slots__ = ("dropped", "gate", "time", "tree")
+    __slots__ = ("capsule", "dropped", "gate", "time", "tree")
 
     def __init__(self, tree: TreeCore, dropped: deque[int], gate: Gate, time: Time) -> None:
         self.tree = tree
+        self.capsule = tree.capsule
         self.dropped = dropped
         self.gate = gate
         self.time = time
@@ -46,16 +48,14 @@ class Home:
 class Lease:
     """Pages [0, ``pages``) of one path stay resident until ``release``.
 
-    Made by ``PrefixCache.lease`` and ``lease_many``; never by hand.
+    Made by ``PrefixCache.lease`` and ``lease_many`` (``lease_of``, ``leases_of``); never by hand.
     """
 
     __slots__ = ("_home", "_id", "cursor")
 
-    def __init__(self, home: Home, cursor: Cursor, mask: int = EVERY_GROUP) -> None:
-        self._home = home
-        self._id = 0  # what __del__ reads if the tree refuses
-        self._id, node, pages = lease_take(home.tree.capsule, cursor, mask, BY_RULE)
-        self.cursor = _tuple(Cursor, (cursor[0], node, pages))
+    _home: Home
+    _id: int
+    cursor: Cursor
 
     @property
     def pages(self) -> int:
@@ -82,15 +82,17 @@ class Lease:
         ``LeaseError`` if done before, ``BusyError`` while another thread's call runs. A closed
         cache holds nothing any more.
         """
-        home = self._home
-        number, gate = self.native(home.tree), home.gate
-        said = check_hints(hints)
+        home, number = self._home, self._id
+        if not number:
+            self.native(home.tree)
+        gate = home.gate
+        said = None if hints is None else check_hints(hints)
         if not gate.closed:
             if not gate.take(False):
                 gate.refuse()
             try:
                 if said is None:
-                    lease_release(home.tree.capsule, number, 1)
+                    lease_release(home.capsule, number, 1)
                 else:
                     self._release_hinted(number, said)
             finally:
@@ -147,13 +149,27 @@ def drain(tree: TreeCore, dropped: deque[int]) -> int:
     return count
 
 
+def lease_of(home: Home, cursor: Cursor, mask: int = EVERY_GROUP) -> Lease:
+    """Pins the path to ``cursor``. The caller holds the gate."""
+    lease = _new(Lease)
+    lease._id = 0  # what __del__ reads if the tree refuses
+    number, node, pages = lease_take(home.capsule, cursor, mask, BY_RULE)
+    lease._home = home
+    if node == cursor[1] and pages == cursor[2] and type(cursor) is Cursor:
+        lease.cursor = cursor
+    else:
+        lease.cursor = _tuple(Cursor, (cursor[0], node, pages))
+    lease._id = number
+    return lease
+
+
 def leases_of(home: Home, cursors: CursorRows, mask: int) -> list[Lease]:
     """A lease for each cursor, all or none, in one crossing; what it pins ends where it ends."""
     taken, ends = home.tree.lease_many(cursors, mask)
-    numbers, leases, make = taken.tolist(), [], Lease.__new__
+    numbers, leases = taken.tolist(), []
     try:
         for number, end in zip(numbers, ends.tolist(), strict=True):
-            lease = make(Lease)
+            lease = _new(Lease)
             lease._id = 0
             lease._home, lease.cursor = home, _tuple(Cursor, end)
             leases.append(lease)

@@ -66,7 +66,7 @@ class Residency:
         self.groups = tuple(groups)
         self.rules = tuple(rules)
         self.tiers = tuple(tiers)
-        self._bits = tuple((tier, 1 << number) for number, tier in enumerate(self.tiers))
+        self.bits = tuple((tier, 1 << number) for number, tier in enumerate(self.tiers))
         self.metrics = metrics
         self.events = events
         self.root_keys: dict[int, bytes] = {}
@@ -89,7 +89,7 @@ class Residency:
     def readable(self) -> int:
         """Bit mask of the tiers whose blocks count for a hit."""
         mask = 0
-        for tier, bit in self._bits:
+        for tier, bit in self.bits:
             if tier.mode is not _OFF:
                 mask |= bit
         return mask

@@ -46,7 +46,7 @@ from radix.errors import LeaseError, StaleError, UnsupportedError
 from radix.gate import Gate
 from radix.hints import Time
 from radix.keys import Namespace, root_key
-from radix.lease import Home, Lease, drain
+from radix.lease import Home, Lease, drain, lease_of
 from radix.plan import Cursor
 from radix.policy.eviction import STEPPED_POLICIES, check_policy
 from radix.tree import AT_ANY_AGE, TreeCore
@@ -235,7 +235,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         root, cursor = self._root(node.space), node.cursor
         if cursor.root != root or node.tree is not self._tree:
             cursor = Cursor(root, root, 0)
-        lease = Lease(self._home, cursor)
+        lease = lease_of(self._home, cursor)
         # Where it ends inside an edge, that was split: the node named so far lies behind the pin.
         node.tree, node.cursor = self._tree, lease.cursor
         return lease
