@@ -68,10 +68,9 @@ def tree_insert_pooled(
     tree: object,
     cursor: object,
     prompt: object,
-    pools: object,
+    pools: int,
     boundary: int,
     lease: int,
-    slots: object,
     canonical: object,
     /,
 ) -> Insert: ...

@@ -11,13 +11,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from radix._native import tree_insert_pooled
+from radix._native import Insert, ffi, lib, tree_insert_pooled
 from radix.errors import CapacityError
 from radix.inserting import Inserted, Inserting
 from radix.keys import Tokens
 from radix.lease import Lease
 from radix.plan import Cursor
-from radix.tree import NO_SLOT
+from radix.tier import Slots
+from radix.tree import NO_SLOT, raise_status
 
 _NONE = np.empty(0, np.int32)
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
@@ -57,6 +58,11 @@ class PooledInsert:
         self._tier = tier
         self._groups = len(inserting.columns)
         self._page_tokens = inserting.page_tokens
+        out = ffi.new("rdx_pools **")
+        raise_status(lib.rdx_pools_new(self._groups, out))
+        self._books = ffi.gc(out[0], lib.rdx_pools_free)
+        self._address = int(ffi.cast("uintptr_t", self._books))
+        self._pools: npt.NDArray[np.uint64] | None = None  # those that the books know
 
     def insert(
         self, run: Tokens, lease: Lease, number: int, boundaries: Sequence[object]
@@ -69,15 +75,23 @@ class PooledInsert:
         boundary = self._boundary(boundaries) if boundaries else 0
         if pools is None or count <= 0 or boundary is None:
             return None
-        slots, kept = np.empty(groups * count, np.int32), np.empty(groups * count, np.int32)
-        capsule = self._tree.capsule
-        done = tree_insert_pooled(capsule, at, run, pools, boundary, number, slots, kept)
-        for _ in range(groups):
-            if done[0] or done[1] == groups or not self._made_room(done[1], done[2]):
-                break
-            done = tree_insert_pooled(capsule, at, run, pools, boundary, number, slots, kept)
+        if pools is not self._pools:
+            self._take_up(pools)
+        kept = np.empty(groups * count, np.int32)
+        try:
+            done = tree_insert_pooled(
+                self._tree.capsule, at, run, self._address, boundary, number, kept
+            )
+        except BaseException:
+            self._evicted()
+            raise
+        if done[4]:
+            self._evicted()
         if not done[0]:
-            return None
+            again = self._again(done, at, run, boundary, number, kept)
+            if again is None:
+                return None
+            done = again
         lease.cursor = end = _tuple(Cursor, (at[0], done[0], done[1]))
         if self._transfers.deepest > 0:
             self._inserting.send_down(end, at[2], count)
@@ -87,12 +101,51 @@ class PooledInsert:
             rows = [kept[lo : lo + count] for lo in range(0, groups * count, count)]
             twice = [_NONE] * groups
         if done[5]:
-            offered = slots.reshape(groups, count)
+            offered = ffi.buffer(self._books.slots, groups * count * 4)
             twice = [
                 row[(row != mine) & (row != NO_SLOT)]
-                for row, mine in zip(offered, rows, strict=True)
+                for row, mine in zip(
+                    np.frombuffer(offered, np.int32).reshape(groups, count), rows, strict=True
+                )
             ]
         return _tuple(Inserted, (done[2], done[3], rows, twice))
+
+    def _take_up(self, pools: npt.NDArray[np.uint64]) -> None:
+        """Goes on with these. What is evicted meanwhile nobody has to be told but the counters: no
+        keeper of what goes, no copies to be made first, no policy of somebody's own.
+        """
+        residency, books = self._residency, self._books
+        for group, address in enumerate(pools.tolist()):
+            books.pools[group] = ffi.cast("rdx_pool *", address)
+        told = residency.evictor is not None or residency.shares is not None
+        books.evicts = not told and not self._tree.key_bytes and self._tree.before_choice is None
+        self._pools = pools
+
+    def _evicted(self) -> None:
+        """Counts what the last call evicted."""
+        residency, evicted = self._residency, self._books.evicted
+        for number, group in enumerate(residency.groups):
+            if went := evicted[number]:
+                evicted[number] = 0
+                residency.metrics.add(
+                    ("evict", "blocks", residency.tiers[0].name, group.name), went
+                )
+
+    def _again(
+        self, done: Insert, at: Cursor, run: Tokens, boundary: int, number: int, kept: Slots
+    ) -> Insert | None:
+        """The same where a pool is short: each group's room is made by the steps."""
+        for _ in range(self._groups):
+            if done[1] == self._groups or not self._made_room(done[1], done[2]):
+                return None
+            done = tree_insert_pooled(
+                self._tree.capsule, at, run, self._address, boundary, number, kept
+            )
+            if done[4]:
+                self._evicted()
+            if done[0]:
+                return done
+        return None
 
     def _boundary(self, boundaries: Sequence[object]) -> int | None:
         """The one length in pages that is named; None where more is to be looked at."""

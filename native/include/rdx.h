@@ -347,27 +347,41 @@ int rdx_lease_move(rdx_tree *tree, uint64_t lease, rdx_cursor at, uint32_t *page
 int rdx_lease_end(const rdx_tree *tree, uint64_t lease, rdx_cursor *out);
 
 /* ---------------------------------------------------------------- slots from pools (pooled.c) */
+typedef struct rdx_pools { /* those of a first tier, and what an insert out of them works with */
+    struct rdx_pool *pools[RDX_MAX_COLUMNS]; /* by group */
+    uint32_t evicted[RDX_MAX_COLUMNS]; /* out, by group: blocks that went for room, whatever comes
+                                          of it */
+    uint32_t groups;                   /* of them, as many as the tree has; else RDX_EARG */
+    uint32_t evicts; /* 1: where a pool is short, the oldest blocks of its column go */
+    int32_t *slots;  /* out: a row a group, what was reserved; -1 where none was */
+    uint64_t room;   /* slots there; pooled.c's own */
+} rdx_pools;
+
 typedef struct rdx_pooled {
     rdx_cursor from;
     uint64_t lease;
-    struct rdx_pool *const *pools; /* of the first tier, by group */
-    uint32_t groups;               /* of them, as many as the tree has; else RDX_EARG */
-    uint32_t boundary;             /* the end, in pages, where a snapshot is taken there; or 0 */
-    uint32_t spare;                /* out: slots that were not needed, and are free */
-    uint32_t group;                /* out, RDX_EFULL: whose pool is short; groups: nobody's */
-    uint32_t needed;               /* out, RDX_EFULL: slots that it has to give */
+    uint32_t boundary; /* the end, in pages, where a snapshot is taken there; or 0 */
+    uint32_t spare;    /* out: slots that were not needed, and are free */
+    uint32_t group;    /* out, RDX_EFULL: whose pool is short; groups: nobody's */
+    uint32_t needed;   /* out, RDX_EFULL: slots that it has to give */
 } rdx_pooled;
+
+/* What pools of so many groups need, all zero but that number. RDX_EARG, RDX_ENOMEM. */
+int rdx_pools_new(uint32_t groups, rdx_pools **out);
+void rdx_pools_free(rdx_pools *pools);
 
 /* rdx_tree_insert with slots of each group's pool, in the columns of tier 0: of full groups at all
  * new pages, of others where a hit at the end needs them. pages: the whole prompt, of which those
- * behind `from` go in; slots and canonical: one row of them a group. What the tree took is used,
- * the rest free, when it returns. Where some group is not full, what a path ends with, unless it is
- * empty, becomes the most recently used before.
+ * behind `from` go in; canonical: one row of them a group. What the tree took is used, the rest
+ * free, when it returns. Where some group is not full, what a path ends with, unless it is empty,
+ * becomes the most recently used before.
+ * Where `from` may go, pin it: what is evicted is as old as can be, and may be all that is there.
  * RDX_EFULL: a pool is short, or it takes more than this: blocks of several pages, a path that ends
  * behind what tier 0 holds or, beside groups that are not full, in front of pages that are known.
- * Whatever fails: pools and tree are as before. Cost: the new pages. */
-int rdx_tree_insert_pooled(rdx_tree *tree, const void *pages, uint32_t count, rdx_pooled *pooled,
-                           int32_t *slots, int32_t *canonical, rdx_insert *out);
+ * Whatever fails: pools and tree are as before, but for what was evicted. Cost: the new pages, and
+ * what went. */
+int rdx_tree_insert_pooled(rdx_tree *tree, const void *pages, uint32_t count, rdx_pools *pools,
+                           rdx_pooled *pooled, int32_t *canonical, rdx_insert *out);
 
 /* ---------------------------------------------------------------- a step's requests (batch.c)
  * The loop of the single calls, in the given order and in one crossing, but all or nothing: where

@@ -82,26 +82,27 @@ static int tree_insert(rdx_call *c) {
     return status;
 }
 
-/* Where it is left to the caller: 0 for the node, the group whose pool is short, what it needs. */
+/* Where it is left to the caller: 0 for the node, the group whose pool is short, what it needs. In
+ * the place of what was attached: how many blocks were evicted. */
 static int tree_insert_pooled(rdx_call *c) {
     uint64_t n = c->prompt.pages > c->at.pages ? c->prompt.pages - c->at.pages : 0;
-    uint64_t groups = c->v[1].bytes / sizeof(rdx_pool *);
-    if (!HOLDS(2, groups * n, 4) || !HOLDS(3, groups * n, 4)) {
+    rdx_pools *pools = (rdx_pools *)(uintptr_t)c->n[0];
+    if (!HOLDS(1, pools->groups * n, 4)) {
         return RDX_NO_ROOM;
     }
-    rdx_pooled p = {.from = c->at,
-                    .lease = c->n[1],
-                    .pools = BUF(1),
-                    .groups = (uint32_t)groups,
-                    .boundary = (uint32_t)c->n[0]};
+    rdx_pooled p = {.from = c->at, .lease = c->n[2], .boundary = (uint32_t)c->n[1]};
     rdx_insert r = {0};
     int status =
-        rdx_tree_insert_pooled(c->tree, c->prompt.run, c->prompt.pages, &p, BUF(2), BUF(3), &r);
+        rdx_tree_insert_pooled(c->tree, c->prompt.run, c->prompt.pages, pools, &p, BUF(1), &r);
+    uint64_t went = 0;
+    for (uint32_t g = 0; g < pools->groups; g++) {
+        went += pools->evicted[g];
+    }
     if (status == RDX_EFULL) {
-        GIVE(c, 0, p.group, p.needed, 0, 0, 0);
+        GIVE(c, 0, p.group, p.needed, 0, went, 0);
         return RDX_OK;
     }
-    GIVE(c, r.end.node, r.end.pages, r.existing, r.created, r.attached, p.spare);
+    GIVE(c, r.end.node, r.end.pages, r.existing, r.created, went, p.spare);
     return status;
 }
 
@@ -180,5 +181,5 @@ const rdx_entry rdx_entries[RDX_ENTRIES] = {
     ENTRY(tree_touch, "tc", NOTHING),      ENTRY(tree_slots, "tcuuuS", NOTHING),
     ENTRY(tree_column, "tu", THREE),       ENTRY(pool_count, "pu", NUMBER),
     ENTRY(pool_capacity, "p", NUMBER),     ENTRY(pool_reserve, "puS", NUMBER),
-    ENTRY(pool_move, "psuu", NUMBER),      ENTRY(tree_insert_pooled, "tckbunSS", INSERT),
+    ENTRY(pool_move, "psuu", NUMBER),      ENTRY(tree_insert_pooled, "tcknunS", INSERT),
 };

@@ -31,15 +31,66 @@ static bool is_simple(const rdx_tree *t, uint32_t i, uint32_t pages, const void 
     return t->plain || (pages == rdx_end_of(t, i) && rdx_child_likely(t, i, run) == NIL);
 }
 
+int rdx_pools_new(uint32_t groups, rdx_pools **out) {
+    if (!groups || groups > sizeof((*out)->pools) / sizeof((*out)->pools[0])) {
+        return RDX_EARG;
+    }
+    rdx_pools *made = rdx_calloc(1, sizeof *made);
+    if (!made) {
+        return RDX_ENOMEM;
+    }
+    made->groups = groups;
+    *out = made;
+    return RDX_OK;
+}
+
+void rdx_pools_free(rdx_pools *pools) {
+    if (pools) {
+        rdx_free_mem(pools->slots);
+        rdx_free_mem(pools);
+    }
+}
+
+static int make_slots(rdx_pools *p, uint64_t n) {
+    if (n > p->room) {
+        int32_t *slots = rdx_realloc(p->slots, n * 2 * sizeof *slots);
+        if (!slots) {
+            return RDX_ENOMEM;
+        }
+        p->slots = slots;
+        p->room = n * 2;
+    }
+    return RDX_OK;
+}
+
 /* Gives reserved slots of the first `groups` rows back. */
-static void give_back(const rdx_tree *t, const rdx_pooled *p, uint32_t groups, const int32_t *slots,
-                      uint32_t n) {
+static void give_back(const rdx_tree *t, const rdx_pooled *p, const rdx_pools *from,
+                      uint32_t groups, uint32_t n) {
     while (groups-- > 0) {
-        const int32_t *row = slots + (size_t)groups * n;
+        const int32_t *row = from->slots + (size_t)groups * n;
         uint32_t lo, hi;
         span_of(t, &t->rules[groups], p->from.pages, n, p->boundary, &lo, &hi);
-        rdx_pool_move(p->pools[groups], row + lo, hi - lo, RDX_SLOT_RESERVED, RDX_SLOT_FREE, NULL);
+        rdx_pool_move(from->pools[groups], row + lo, hi - lo, RDX_SLOT_RESERVED, RDX_SLOT_FREE,
+                      NULL);
     }
+}
+
+/* n slots of group g, out of what is evicted where the pool is short; nothing goes in vain. */
+static int take_slots(rdx_tree *t, rdx_pools *p, uint32_t g, uint32_t n, int32_t *out) {
+    rdx_pool *pool = p->pools[g];
+    uint32_t free = rdx_pool_count(pool, RDX_SLOT_FREE), column = g * t->tiers;
+    if (free < n && p->evicts) {
+        rdx_column_stats s;
+        rdx_column_get_stats(t, column, &s);
+        uint32_t went = 0, short_of = n - free;
+        if (n > rdx_pool_capacity(pool) || s.resident - s.protected_blocks < short_of) {
+            return RDX_EFULL;
+        }
+        rdx_evict(t, column, short_of, UINT64_MAX, out, NULL, &went); /* the row is large enough */
+        p->evicted[g] += went;
+        rdx_pool_move(pool, out, went, RDX_SLOT_USED, RDX_SLOT_FREE, NULL);
+    }
+    return rdx_pool_reserve(pool, n, out);
 }
 
 /* Of one row what the tree took is used from now on; the rest is free. How much that is. */
@@ -73,13 +124,14 @@ static int put(rdx_tree *t, const rdx_pooled *p, const void *pages, uint32_t cou
                                 (uint64_t)t->groups * n, canonical, &p->lease, 1, out, &bad);
 }
 
-int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_pooled *p,
-                           int32_t *slots, int32_t *canonical, rdx_insert *out) {
+int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_pools *from,
+                           rdx_pooled *p, int32_t *canonical, rdx_insert *out) {
     uint32_t columns[RDX_MAX_COLUMNS];
     uint32_t i, first;
-    if (p->groups != t->groups) {
+    if (from->groups != t->groups) {
         return RDX_EARG;
     }
+    memset(from->evicted, 0, t->groups * sizeof from->evicted[0]);
     rdx_resolve(t, p->from, &i, &first);
     p->group = t->groups;
     if (i == NIL || first != p->from.pages || first >= count || count > NIL / 4 ||
@@ -88,14 +140,18 @@ int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_p
         return RDX_EFULL;
     }
     uint32_t n = count - first;
+    if (make_slots(from, (uint64_t)t->groups * n) != RDX_OK) {
+        return RDX_ENOMEM;
+    }
+    int32_t *slots = from->slots;
     for (uint32_t g = 0; g < t->groups; g++) {
         int32_t *row = slots + (size_t)g * n;
         uint32_t lo, hi;
         columns[g] = g * t->tiers;
         span_of(t, &t->rules[g], first, n, p->boundary, &lo, &hi);
         memset(row, 0xff, (size_t)n * sizeof(*row));
-        if (rdx_pool_reserve(p->pools[g], hi - lo, row + lo) != RDX_OK) {
-            give_back(t, p, g, slots, n);
+        if (take_slots(t, from, g, hi - lo, row + lo) != RDX_OK) {
+            give_back(t, p, from, g, n);
             p->group = g;
             p->needed = hi - lo;
             return RDX_EFULL;
@@ -103,7 +159,7 @@ int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_p
     }
     int status = put(t, p, pages, count, columns, slots, canonical, out);
     if (status != RDX_OK) {
-        give_back(t, p, t->groups, slots, n);
+        give_back(t, p, from, t->groups, n);
         return status;
     }
     p->spare = 0;
@@ -111,7 +167,7 @@ int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_p
         uint32_t lo, hi;
         span_of(t, &t->rules[g], first, n, p->boundary, &lo, &hi);
         size_t at = (size_t)g * n + lo;
-        p->spare += settle(p->pools[g], slots + at, canonical + at, hi - lo);
+        p->spare += settle(from->pools[g], slots + at, canonical + at, hi - lo);
     }
     return RDX_OK;
 }

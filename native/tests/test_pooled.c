@@ -16,7 +16,8 @@ typedef struct world {
     rdx_pool *pools[GROUPS];
     rdx_tree_stats stats;
     uint32_t counts[GROUPS][2];
-    int32_t slots[GROUPS * PAGES], kept[GROUPS * PAGES];
+    rdx_pools *from;
+    int32_t kept[GROUPS * PAGES];
 } world;
 
 static void open_world(world *w, uint32_t slots) {
@@ -30,10 +31,13 @@ static void open_world(world *w, uint32_t slots) {
     EXPECT_EQ(rdx_root_new(w->tree, NULL, &w->root), RDX_OK);
     for (uint32_t g = 0; g < GROUPS; g++)
         EXPECT_EQ(rdx_pool_new(slots, &w->pools[g]), RDX_OK);
+    EXPECT_EQ(rdx_pools_new(GROUPS, &w->from), RDX_OK);
+    memcpy(w->from->pools, w->pools, sizeof w->pools);
 }
 
 static void close_world(world *w) {
     rdx_tree_free(w->tree);
+    rdx_pools_free(w->from);
     for (uint32_t g = 0; g < GROUPS; g++)
         rdx_pool_free(w->pools[g]);
 }
@@ -69,9 +73,7 @@ static void expect_as_before(const world *w) {
 }
 
 static int insert(world *w, rdx_pooled *p, const int32_t *run, uint32_t n, rdx_insert *out) {
-    p->pools = w->pools;
-    p->groups = GROUPS;
-    return rdx_tree_insert_pooled(w->tree, run, p->from.pages + n, p, w->slots, w->kept, out);
+    return rdx_tree_insert_pooled(w->tree, run, p->from.pages + n, w->from, p, w->kept, out);
 }
 
 static void each_group_gets_what_a_hit_needs(void) {
@@ -138,8 +140,9 @@ static void what_is_not_simple_changes_nothing(void) {
     p.from = out.end;
     EXPECT_EQ(insert(&w, &p, run, 1, &out), RDX_EFULL); /* its last block is gone */
     EXPECT_EQ(p.group, GROUPS);
-    p.groups = 1;
-    EXPECT_EQ(rdx_tree_insert_pooled(w.tree, run, 4, &p, w.slots, w.kept, &out), RDX_EARG);
+    w.from->groups = 1;
+    EXPECT_EQ(insert(&w, &p, run, 1, &out), RDX_EARG);
+    w.from->groups = GROUPS;
     expect_as_before(&w);
     close_world(&w);
 }
@@ -178,7 +181,49 @@ static void memory_may_fail_anywhere(void) {
     close_world(&w);
 }
 
+/* A pool that is short takes the oldest blocks of its own column, or none where that is in vain. */
+static void room_is_made_of_the_oldest(void) {
+    static world w;
+    int32_t run[PAGES];
+    rdx_insert out;
+    uint64_t lease;
+    rdx_cursor end, ends[3];
+    open_world(&w, 8);
+    w.from->evicts = 1;
+    for (int32_t k = 0; k < 3; k++) {
+        for (int32_t i = 0; i < PAGES; i++)
+            run[i] = 100 * k + i;
+        rdx_pooled p = {.from = {w.root, w.root, 0}, .boundary = 4};
+        EXPECT_EQ(insert(&w, &p, run, 4, &out), RDX_OK);
+        EXPECT_EQ(w.from->evicted[0], k < 2 ? 0 : 4);
+        EXPECT_EQ(w.from->evicted[1], k < 2 ? 0 : 1); /* three of eight each */
+        EXPECT_EQ(w.from->evicted[2], 0);
+        EXPECT_EQ(p.spare, 0);
+        ends[k] = out.end;
+        sound(&w);
+    }
+    EXPECT_EQ(used(&w, 0), 8);
+    EXPECT_EQ(used(&w, 1), 8);
+    EXPECT_EQ(rdx_lease_take(w.tree, ends[1], RDX_EVERY_GROUP, RDX_BY_RULE, &lease, &end), RDX_OK);
+    rdx_pooled p = {.from = {w.root, w.root, 0}};
+    remember(&w);
+    for (int32_t i = 0; i < PAGES; i++)
+        run[i] = 300 + i;
+    EXPECT_EQ(insert(&w, &p, run, 5, &out), RDX_EFULL); /* four may go */
+    EXPECT_EQ(p.group, 0);
+    EXPECT_EQ(p.needed, 5);
+    EXPECT_EQ(insert(&w, &p, run, 9, &out), RDX_EFULL); /* it never fits */
+    expect_as_before(&w);
+    EXPECT_EQ(w.from->evicted[0], 0);
+    EXPECT_EQ(insert(&w, &p, run, 4, &out), RDX_OK);
+    EXPECT_EQ(w.from->evicted[0], 4);
+    EXPECT_EQ(rdx_lease_release(w.tree, lease, 1), RDX_OK);
+    sound(&w);
+    close_world(&w);
+}
+
 int main(void) {
+    room_is_made_of_the_oldest();
     each_group_gets_what_a_hit_needs();
     what_is_not_simple_changes_nothing();
     memory_may_fail_anywhere();
