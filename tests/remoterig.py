@@ -5,6 +5,7 @@ by its own process id: three nodes of a Redis cluster, a Mooncake master.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -12,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.crc import key_slot
@@ -69,18 +71,28 @@ class Server:
 
 
 class RedisNodes:
-    """A cluster of three masters without replicas, nothing on disk."""
+    """A cluster of three masters without replicas, nothing on disk. ``secure``: settings that each
+    node has instead of a plain port, given that, and what a client of theirs is told.
+    """
 
-    def __init__(self, *, memory_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        memory_bytes: int = 0,
+        secure: tuple[Callable[[int], list[str]], dict[str, Any]] | None = None,
+    ) -> None:
+        self._client = {} if secure is None else secure[1]
         self._folder = Path(tempfile.mkdtemp(prefix="radix-redis-"))
-        program = shutil.which("redis-server") or "redis-server"
+        named = os.environ.get("RADIX_REDIS_SERVER", "redis-server")  # valkey-server, say
+        program = shutil.which(named) or named
         ports = free_ports(2 * NODES)
         self.ports = ports[:NODES]
         self.servers = []
         for port, bus in zip(self.ports, ports[NODES:], strict=True):
             home = self._folder / str(port)
             home.mkdir()
-            command = [program, "--bind", "127.0.0.1", "--port", str(port)]
+            listens = ["--port", str(port)] if secure is None else secure[0](port)
+            command = [program, "--bind", "127.0.0.1", *listens]
             command += ["--cluster-enabled", "yes", "--cluster-port", str(bus)]
             command += ["--cluster-require-full-coverage", "no", "--dir", str(home)]
             command += ["--save", "", "--appendonly", "no", "--cluster-node-timeout", "2000"]
@@ -92,7 +104,8 @@ class RedisNodes:
 
     def client(self, node: int) -> redis.Redis:
         """A plain client of one node."""
-        return redis.Redis(port=self.ports[node], protocol=2, socket_timeout=5)
+        where = {"host": "127.0.0.1", "port": self.ports[node]}
+        return redis.Redis(**where, protocol=2, socket_timeout=5, **self._client)
 
     def start(self) -> None:
         """Starts the nodes and joins them."""
@@ -156,9 +169,13 @@ class RedisNodes:
 
 
 @contextlib.contextmanager
-def redis_nodes(*, memory_bytes: int = 0) -> Iterator[RedisNodes]:
+def redis_nodes(
+    *,
+    memory_bytes: int = 0,
+    secure: tuple[Callable[[int], list[str]], dict[str, Any]] | None = None,
+) -> Iterator[RedisNodes]:
     """A cluster that runs for the length of a block."""
-    nodes = RedisNodes(memory_bytes=memory_bytes)
+    nodes = RedisNodes(memory_bytes=memory_bytes, secure=secure)
     try:
         nodes.start()
         yield nodes

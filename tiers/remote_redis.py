@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -75,18 +75,20 @@ class RedisBackend:
     """A Redis or Valkey cluster by the addresses of some of its nodes."""
 
     def __init__(self, url: str) -> None:
-        """``url``: redis://[user:password@]host:port[,host:port...], rediss:// for TLS. Connects to
-        nothing. Raises ``ValueError``.
+        """``url``: redis://[user:password@]host:port[,host:port...], what is special in user and
+        password percent-encoded; rediss:// for TLS, with ?authority=FILE (who signed the servers'
+        certificates; else who the system trusts) and &certificate=FILE&key=FILE (to show). Connects
+        to nothing. Raises ``ValueError``, ``OSError`` for a file that cannot be read.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss"):
             raise ValueError(f"url must begin with redis:// or rediss://, not {url!r}")
         login, _, hosts = parts.netloc.rpartition("@")
         self._seeds = [_place_of(host, url) for host in hosts.split(",")]
-        self._settings: dict[str, Any] = {"ssl": True} if parts.scheme == "rediss" else {}
+        self._settings: dict[str, Any] = _encryption(parts)
         if login:
-            user, _, password = login.rpartition(":")
-            self._settings |= {"username": user or None, "password": password}
+            user, _, password = login.partition(":") if ":" in login else ("", "", login)
+            self._settings |= {"username": unquote(user) or None, "password": unquote(password)}
         self._url = f"{parts.scheme}://{hosts}"
         self._nodes: dict[_Place, _Node] = {}
         self._owner: list[_Place] = []  # by slot; empty: one server has all
@@ -269,6 +271,28 @@ class RedisBackend:
         for node in self._nodes.values():
             node.client.close()
         self._nodes.clear()
+
+
+def _encryption(parts: SplitResult) -> dict[str, Any]:
+    """What redis-py is told of TLS. Names of servers are verified, by whichever authority."""
+    try:
+        given = dict(parse_qsl(parts.query, strict_parsing=True) if parts.query else ())
+    except ValueError:
+        raise ValueError("url: what follows its ? must be NAME=FILE pairs") from None
+    known = {"authority": "ssl_ca_certs", "certificate": "ssl_certfile", "key": "ssl_keyfile"}
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"url: unknown {unknown[0]!r} behind its ?, only {', '.join(known)}")
+    if given and parts.scheme != "rediss":
+        raise ValueError("url: files of TLS need rediss://")
+    if ("certificate" in given) != ("key" in given):
+        raise ValueError("url: certificate and key go together")
+    for file in given.values():
+        with open(file, "rb"):
+            pass
+    if parts.scheme != "rediss":
+        return {}
+    files = {known[name]: file for name, file in given.items()}
+    return {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True, **files}
 
 
 def _place_of(host: str, url: str) -> _Place:

@@ -168,6 +168,28 @@ def test_every_rule_asks_for_what_is_told() -> None:
     assert set(re.findall(r"\bradix ([a-z]+)\b", actions)) <= {"doctor", "inspect", "explain"}
 
 
+def test_each_rule_has_what_it_fires_on_and_what_not() -> None:
+    """The cases that promtool runs (deploy/alerts.test.yml; Debian's prometheus, of a hundred MB,
+    has it, and is not installed for this): over metrics that there are, each rule in both.
+    """
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    cases = yaml.safe_load((DEPLOY / "alerts.test.yml").read_text())
+    assert cases["rule_files"] == ["alerts.yml"]
+    quiet, loud = cases["tests"]
+    for test in (quiet, loud):
+        told = {case["alertname"]: case for case in test["alert_rule_test"]}
+        assert [*told] == [rule["alert"] for rule in rules]
+        for series in test["input_series"]:
+            assert faults_of(series["series"]) == [], series
+    for rule, silent, fires in zip(
+        rules, quiet["alert_rule_test"], loud["alert_rule_test"], strict=True
+    ):
+        assert "exp_alerts" not in silent
+        (alert,) = fires["exp_alerts"]
+        assert alert["exp_labels"]["severity"] == rule["labels"]["severity"]
+        assert alert["exp_annotations"]["action"] == rule["annotations"]["action"]
+
+
 def test_every_panel_asks_for_what_is_told() -> None:
     dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     found = list(queries(dashboard))
