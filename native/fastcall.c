@@ -4,8 +4,7 @@
  */
 #include <Python.h>
 
-#include "calls.h"
-#include <stdbool.h>
+#include "arrays.h"
 
 #define CAPSULE "rdx_tree"
 
@@ -17,6 +16,7 @@ typedef struct taken {
     rdx_call call;
     Py_buffer views[6];
     Py_buffer *prompts; /* of a batch; with all that is kept of each, one allocation */
+    PyObject **items;
     rdx_cursor *cursors;
     int numbers, buffers;
 } taken;
@@ -27,60 +27,39 @@ static int refuse(PyObject *kind, const char *expected, const Py_buffer *view) {
     return -1;
 }
 
-/* Pages of a tree: int32 tokens (one dimension, C-contiguous), or opaque rows. The view is to be
- * released whatever the answer is: -1 with an exception, or 0. */
+/* Pages of a tree. The view is to be released, also after -1, which comes with an exception. */
 static int take_prompt(const rdx_tree *tree, PyObject *object, Py_buffer *view, rdx_prompt *p) {
     view->obj = NULL;
+    if (rdx_prompt_of_array(tree, object, p)) {
+        return 0;
+    }
     if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) < 0) {
         return -1;
     }
-    uint64_t page_bytes = rdx_tree_page_bytes(tree);
-    const char *f = view->format ? view->format : "B";
-    f += *f == '<' || *f == '=' || *f == '@';
-    if (!rdx_tree_checks_ids(tree)) {
-        if ((uint64_t)view->len % page_bytes) {
-            return refuse(PyExc_ValueError, "keys must be whole pages of the tree", view);
-        }
-    } else if (view->itemsize != 4 || (f[0] != 'i' && f[0] != 'l') || f[1] != 0) {
-        return refuse(PyExc_TypeError, "tokens must be int32", view);
-    } else if (view->ndim != 1) {
-        return refuse(PyExc_ValueError, "tokens must have one dimension", view);
-    }
-    if ((uint64_t)view->len / page_bytes > INT32_MAX) {
-        return refuse(PyExc_ValueError, "pages must be fewer than 2^31", view);
-    }
+    rdx_buffer_kind kind = {view->format ? view->format : "B", view->itemsize, view->ndim, false};
     p->run = view->buf;
-    p->tokens = (uint64_t)view->len / 4;
-    p->pages = (uint32_t)((uint64_t)view->len / page_bytes);
-    return 0;
+    const char *wanted = rdx_prompt_of_buffer(tree, (uint64_t)view->len, &kind, p);
+    return wanted ? refuse(kind.other ? PyExc_TypeError : PyExc_ValueError, wanted, view) : 0;
 }
 
 static int take_prompts(taken *t, PyObject *given) {
     rdx_call *c = &t->call;
-    size_t each = sizeof(Py_buffer) + sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(uint32_t);
+    size_t each = sizeof(Py_buffer) + 2 * sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(uint32_t);
     Py_ssize_t m = PySequence_Size(given);
-    if (m < 0) {
-        return -1;
-    }
-    t->prompts = m > INT32_MAX ? NULL : PyMem_Malloc((size_t)m * each);
+    t->prompts = m < 0 || m > INT32_MAX ? NULL : PyMem_Malloc((size_t)m * each);
     if (!t->prompts) {
-        PyErr_NoMemory();
-        return -1;
+        return m < 0 ? -1 : (PyErr_NoMemory(), -1);
     }
-    c->runs = (const void **)(void *)(t->prompts + m);
+    t->items = (PyObject **)(void *)(t->prompts + m);
+    c->runs = (const void **)(void *)(t->items + m);
     c->tokens = (uint64_t *)(void *)(c->runs + m);
     c->counts = (uint32_t *)(void *)(c->tokens + m);
     c->limits = c->counts + m;
     for (uint32_t k = 0; k < (uint32_t)m; k++) {
-        PyObject *item = PySequence_GetItem(given, k);
-        if (!item) {
-            return -1;
-        }
         rdx_prompt p;
-        int status = take_prompt(c->tree, item, &t->prompts[k], &p);
-        Py_DECREF(item);
-        c->many = k + 1;
-        if (status < 0) {
+        t->items[k] = PySequence_GetItem(given, k);
+        c->many = k + (t->items[k] != NULL);
+        if (!t->items[k] || take_prompt(c->tree, t->items[k], &t->prompts[k], &p) < 0) {
             return -1;
         }
         c->runs[k] = p.run;
@@ -98,6 +77,10 @@ static int take_buffer(taken *t, PyObject *given, int writable, int width, const
     if (optional && given == Py_None) {
         return 0;
     }
+    const rdx_array_kind *kind = rdx_array_of(given, writable ? RDX_ARRAY_WRITE : 0, span);
+    if (kind && (width == 1 || kind->itemsize == 4)) {
+        return 0;
+    }
     if (PyObject_GetBuffer(given, view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) < 0) {
         return -1;
     }
@@ -110,8 +93,11 @@ static int take_buffer(taken *t, PyObject *given, int writable, int width, const
 
 /* A number; where it returns more than `most` an exception stands. */
 static uint64_t number(PyObject *value, uint64_t most) {
-    PyObject *index = PyNumber_Index(value);
-    uint64_t n = index ? PyLong_AsUnsignedLongLong(index) : UINT64_MAX;
+    int over = 1; /* what fits 63 bits goes the short way */
+    long long few = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &over) : -1;
+    PyObject *index = over || few < 0 ? PyNumber_Index(value) : NULL;
+    uint64_t n = !over && few >= 0 ? (uint64_t)few : UINT64_MAX;
+    n = index ? PyLong_AsUnsignedLongLong(index) : n;
     Py_XDECREF(index);
     if (n > most && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_OverflowError, "a count or index does not fit in 32 bits");
@@ -182,14 +168,14 @@ static int take(taken *t, char kind, PyObject *given) {
 }
 
 static PyObject *sequence(PyTypeObject *type, const uint64_t *values, int n) {
-    PyObject *result = type ? PyStructSequence_New(type) : PyTuple_New(n);
+    PyObject *result = type ? PyType_GenericAlloc(type, n) : PyTuple_New(n);
     for (int i = 0; result && i < n; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
         if (!value) {
             Py_DECREF(result);
             return NULL;
         }
-        PyTuple_SetItem(result, i, value); /* a struct sequence is a tuple */
+        PyTuple_SetItem(result, i, value);
     }
     return result;
 }
@@ -247,6 +233,7 @@ static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     }
     for (uint32_t k = 0; k < t.call.many; k++) {
         PyBuffer_Release(&t.prompts[k]);
+        Py_DECREF(t.items[k]);
     }
     PyMem_Free(t.prompts);
     PyMem_Free(t.cursors);
@@ -263,28 +250,41 @@ static PyObject *set_raiser(PyObject *self, PyObject *callable) {
     return Py_NewRef(Py_None);
 }
 
-static PyMethodDef methods[RDX_ENTRIES]; /* filled in from the table */
-static PyMethodDef others[] = {{"set_raiser", set_raiser, METH_O, NULL}, {NULL, NULL, 0, NULL}};
-
-#define FIELDS(a, b, c, d, e, f)                                                                   \
-    {                                                                                              \
-        {a, 0}, {b, 0}, {c, 0}, {d, 0}, {e, 0}, {f, 0}, { NULL, NULL }                             \
-    }
-static PyStructSequence_Field match_fields[] =
-    FIELDS("device_pages", "hit_pages", "structural_pages", "limit_pages", "stop", "node");
-static PyStructSequence_Field insert_fields[] =
-    FIELDS("node", "pages", "existing", "created", "attached", "duplicates");
-static PyStructSequence_Desc match_desc = {"radix.Match", NULL, match_fields, 6};
-static PyStructSequence_Desc insert_desc = {"radix.Insert", NULL, insert_fields, 6};
-
-static PyObject *rdx_add_methods(PyObject *module) {
-    if (!module) {
+/* (array of two rows of three): from now on such arrays are read where they lie; False: they can't
+ */
+static PyObject *know_array(PyObject *self, PyObject *array) {
+    Py_buffer v;
+    if (PyObject_GetBuffer(array, &v, PyBUF_ND | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) {
         return NULL;
     }
-    match_type = PyStructSequence_NewType(&match_desc);
-    insert_type = PyStructSequence_NewType(&insert_desc);
-    int failed = !match_type || !insert_type || PyModule_AddType(module, match_type) < 0 ||
-                 PyModule_AddType(module, insert_type) < 0 || PyModule_AddFunctions(module, others);
+    rdx_span run = {v.buf, (uint64_t)v.len};
+    bool known = sizeof(PyObject) == sizeof(void *[2]) && rdx_array_learn(array, run, *v.format);
+    PyBuffer_Release(&v);
+    return PyBool_FromLong(known);
+}
+
+static PyMethodDef methods[RDX_ENTRIES]; /* filled in from the table */
+static PyMethodDef others[] = {{"set_raiser", set_raiser, METH_O, NULL},
+                               {"know_array", know_array, METH_O, NULL},
+                               {NULL, NULL, 0, NULL}};
+
+/* A class of tuples; a struct sequence would look its own size up by name, twice in its life. */
+static PyTypeObject *new_class(PyObject *module, const char *name, const char *fields) {
+    PyObject *from = PyImport_ImportModule("collections"), *home = PyModule_GetNameObject(module);
+    PyObject *made = from ? PyObject_CallMethod(from, "namedtuple", "ss", name, fields) : NULL;
+    int failed = !made || !home || PyObject_SetAttrString(made, "__module__", home) < 0 ||
+                 PyModule_AddObjectRef(module, name, made) < 0;
+    Py_XDECREF(from);
+    Py_XDECREF(home);
+    return failed ? NULL : (PyTypeObject *)made;
+}
+
+static PyObject *rdx_add_methods(PyObject *module) {
+    const char *of_match = "device_pages hit_pages structural_pages limit_pages stop node";
+    const char *of_insert = "node pages existing created attached duplicates";
+    match_type = module ? new_class(module, "Match", of_match) : NULL;
+    insert_type = match_type ? new_class(module, "Insert", of_insert) : NULL;
+    int failed = !insert_type || PyModule_AddFunctions(module, others) < 0;
     for (size_t i = 0; i < RDX_ENTRIES && !failed; i++) {
         PyCFunction call = (PyCFunction)(void (*)(void))enter;
         methods[i] = (PyMethodDef){rdx_entries[i].name, call, METH_FASTCALL, NULL};

@@ -79,7 +79,7 @@ class Judge:
         decision = decide_load(candidates, len(asked.tokens), self._compute, self._rates.now())
         hit = decision.tokens // page
         fields = (min(match.device_pages, hit), hit, match.structural_pages, match.limit_pages)
-        return Match((*fields, match.stop, match.node)), decision
+        return Match(*fields, match.stop, match.node), decision
 
     def _hops(self, at: Cursor, pages: int, here: int) -> tuple[Hop, ...]:
         """What each tier has to read for a hit of so many pages, of which ``here`` need nothing:

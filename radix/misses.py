@@ -20,7 +20,7 @@ def aligned(residency: Residency, root: int, match: Match, step: int) -> Match:
     readable = residency.readable()
     device = stepped(residency, at, match.device_pages, step, readable & 1)
     hit = stepped(residency, at, match.hit_pages, step, readable)
-    return Match((device, hit, match.structural_pages, match.limit_pages, match.stop, match.node))
+    return Match(device, hit, match.structural_pages, match.limit_pages, match.stop, match.node)
 
 
 def stepped(residency: Residency, at: Cursor, pages: int, step: int, readable: int) -> int:

@@ -98,7 +98,7 @@ class Matches(Sequence[Match]):
     def __getitem__(self, index: int | slice) -> Match | Matches:
         if isinstance(index, slice):
             return Matches(self.rows[index])
-        return Match(self.rows[index].item()[:6])
+        return Match(*self.rows[index].item()[:6])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

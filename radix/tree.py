@@ -69,7 +69,7 @@ ALL_FULL = Rule(lib.RDX_RULE_FULL, 1, 0, 0, True, 1)
 def _match(m: Any) -> Match:
     structural = m.structural
     return Match(
-        (m.device_pages, m.hit_pages, structural.pages, m.limit_pages, m.stop, structural.node)
+        m.device_pages, m.hit_pages, structural.pages, m.limit_pages, m.stop, structural.node
     )
 
 
@@ -230,7 +230,7 @@ class TreeCore(Steps):
         ``stamp``: its path becomes the most recently used; False leaves the order as it is (the
         pin of a transfer, whose timing must decide nothing).
         """
-        lease_release(self.capsule, lease, int(stamp))
+        lease_release(self.capsule, lease, stamp)
 
     def move(self, lease: int, cursor: Cursor) -> int:
         """Moves a lease along its path; the new end is pinned first. Returns pages pinned."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
-from radix._native import ffi, lib, set_raiser
+import numpy as np
+
+from radix._native import ffi, know_array, lib, set_raiser
 from radix.errors import STATUS_CLASSES, CacheError, InvariantError
 from radix.groups import Rule
 from radix.plan import Cursor
@@ -39,6 +41,10 @@ def raise_status(status: int, index: int = NOBODY) -> None:
 
 
 set_raiser(raise_status)
+# Arrays of these kinds are read where they lie; where numpy lays them out otherwise, by buffers.
+READ_IN_PLACE = all(
+    know_array(np.zeros((2, 3), kind)) for kind in (np.int32, np.uint32, np.uint8, np.uint64)
+)
 
 
 def set_policy(native: Any, name: str) -> None:

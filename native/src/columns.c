@@ -245,17 +245,25 @@ uint64_t rdx_newest_stamp(const rdx_tree *t, uint32_t i) {
     return newest;
 }
 
+/* How many slots there are before the first that is missing; as a rule none is. */
+static uint32_t leading_slots(const int32_t *slots, uint32_t n) {
+    if (!rdx_has_negative(slots, n)) {
+        return n;
+    }
+    uint32_t got = 0;
+    while (got < n && slots[got] != RDX_NO_SLOT) {
+        got++;
+    }
+    return got;
+}
+
 /* The whole part where the cell holds nothing of it: so many slots until the first that is missing
  * continue the interval, or begin it. */
 static uint32_t attach_run(cell *k, const part *p) {
-    uint32_t n = p->b - p->a;
-    uint32_t got = 0;
     if (k->hi != k->lo && k->hi != p->a) {
         return 0;
     }
-    while (got < n && p->offer[got] != RDX_NO_SLOT) {
-        got++;
-    }
+    uint32_t got = leading_slots(p->offer, p->b - p->a);
     if (got) {
         memcpy(p->have + p->a, p->offer, (size_t)got * 4);
         k->lo = k->hi == k->lo ? p->a : k->lo;
@@ -266,6 +274,9 @@ static uint32_t attach_run(cell *k, const part *p) {
 
 /* Slots that are there; counted in a register, so that the loop is done several at a time. */
 static uint32_t count_slots(const int32_t *slots, uint32_t n) {
+    if (!rdx_has_negative(slots, n)) {
+        return n;
+    }
     uint32_t count = 0;
     for (uint32_t i = 0; i < n; i++) {
         count += slots[i] != RDX_NO_SLOT;

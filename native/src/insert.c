@@ -3,6 +3,8 @@
  */
 #include "tree.h"
 
+#define MANY_SLOTS 1024 /* a page of memory */
+
 typedef struct walk {
     uint32_t node;
     uint32_t pages;    /* absolute */
@@ -231,6 +233,9 @@ int rdx_tree_insert(rdx_tree *t, rdx_cursor from, const void *pages, uint32_t n,
                     const uint32_t *columns, uint32_t ncolumns, const int32_t *slots,
                     int32_t *canonical, uint64_t lease, rdx_insert *out) {
     plan p;
+    if (n >= MANY_SLOTS) { /* fewer come with the first access */
+        rdx_ask_pages(slots, (size_t)n * 4, 4, 8);
+    }
     int status = plan_insert(t, from, pages, n, columns, ncolumns, slots, lease, &p);
     if (status != RDX_OK) {
         return status;

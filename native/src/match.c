@@ -76,17 +76,6 @@ static void finish(const rdx_tree *t, uint32_t i, const cover *c, uint32_t limit
     }
 }
 
-/* Asks for the first `lines` of each memory page of [run, run+bytes), at most `pages` of them, into
- * the second cache: the hardware fetches ahead within a page, never into the next one. */
-static inline void ask_pages(const uint8_t *run, size_t bytes, uint32_t pages, uint32_t lines) {
-    size_t end = bytes < (size_t)pages * 4096 ? bytes : (size_t)pages * 4096;
-    for (size_t line = 0; line < (size_t)lines * 64; line += 64) {
-        for (size_t at = line; at < end; at += 4096) {
-            __builtin_prefetch(run + at, 0, 2);
-        }
-    }
-}
-
 /* What node `child` (or NIL) and n pages at `run` will compare; asks for its beginning. */
 static rdx_ahead edge_of(const rdx_tree *t, uint32_t child, const uint8_t *run, uint32_t n) {
     if (child == NIL) {
@@ -94,7 +83,7 @@ static rdx_ahead edge_of(const rdx_tree *t, uint32_t child, const uint8_t *run, 
     }
     const node *x = node_at(t, child);
     rdx_ahead e = {run, pages_at(t, x), (uint64_t)(n < x->len ? n : x->len) * t->page_bytes};
-    ask_pages(e.b, e.bytes, 2, 3);
+    rdx_ask_pages(e.b, e.bytes, 2, 3);
     return e;
 }
 
@@ -126,7 +115,7 @@ int rdx_tree_match(const rdx_tree *t, rdx_handle root, const void *pages, uint32
     const uint8_t *run = pages;
     uint32_t at = 0;
     cover c = {0, 0, true, true};
-    ask_pages(run, (size_t)n * t->page_bytes, 4, 8);
+    rdx_ask_pages(run, (size_t)n * t->page_bytes, 4, 8);
     uint32_t next = n ? rdx_child_likely(t, i, run) : NIL;
     while (next != NIL) {
         uint32_t shared;

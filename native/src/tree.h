@@ -248,6 +248,16 @@ typedef struct rdx_ahead {
     const uint8_t *b;
     uint64_t bytes;
 } rdx_ahead;
+/* Asks for the first `lines` of each memory page of [run, run+bytes), at most `pages` of them, into
+ * the second cache: the hardware fetches ahead within a page, never into the next one. */
+static inline void rdx_ask_pages(const void *run, size_t bytes, uint32_t pages, uint32_t lines) {
+    size_t end = bytes < (size_t)pages * 4096 ? bytes : (size_t)pages * 4096;
+    for (size_t line = 0; line < (size_t)lines * 64; line += 64) {
+        for (size_t at = line; at < end; at += 4096) {
+            __builtin_prefetch((const uint8_t *)run + at, 0, 2);
+        }
+    }
+}
 /* Bytes that a and b have in common from the start, at most n (compare.c); `next` may be NULL. */
 uint64_t rdx_shared_bytes(const void *a, const void *b, uint64_t n, const rdx_ahead *next);
 uint32_t rdx_page_hash(const rdx_tree *t, uint32_t parent, const void *page);
