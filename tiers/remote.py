@@ -32,15 +32,16 @@ from radix.tier import (
     View,
 )
 from tiers.pools import PooledTier, blocks_of_groups, checked_count
-from tiers.remote_backend import Backend
+from tiers.remote_backend import Backend, BackendError
+from tiers.remote_directory import new_epoch, put_epoch
 from tiers.remote_ends import RemoteCounts
 from tiers.remote_lanes import CLOSE_S
 from tiers.remote_transfers import RemoteConfig, RemoteTransfers
 from tiers.remote_url import backend_of
-from tiers.remote_values import DIGESTS
+from tiers.remote_values import DIGESTS, epoch_name
 from tiers.views import views_of
 
-__all__ = ["Backend", "RemoteCounts", "RemoteTier", "backend_of"]
+__all__ = ["Backend", "RemoteCounts", "RemoteTier", "backend_of", "begin_epoch"]
 
 _SHARED = Capability(
     persistent=False,
@@ -51,6 +52,20 @@ _SHARED = Capability(
     holds_bytes=True,
     finds=True,
 )
+
+
+def begin_epoch(url: str, prefix: str, timeout_s: float) -> None:
+    """Nothing stored under a prefix until now is found again, by whoever looks. Connects and
+    blocks, ``timeout_s`` a call. ``TierUnavailableError`` where it could not be written.
+    """
+    backend = backend_of(url)
+    try:
+        backend.open(timeout_s)
+        put_epoch(backend, epoch_name(prefix), new_epoch(), timeout_s)
+    except BackendError as error:
+        raise TierUnavailableError("remote", f"no new epoch: {error}") from error
+    finally:
+        backend.close()
 
 
 class RemoteTier(PooledTier):

@@ -5,12 +5,28 @@ tier's half of I7: one slot, one block.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
 
 from radix.tier import Slots
-from tiers.remote_values import DIGESTS, MOST_KEY_BYTES, Blocks
+from tiers.remote_backend import Backend, BackendError
+from tiers.remote_values import DIGESTS, EPOCH_BYTES, MOST_KEY_BYTES, Blocks, sealed_epoch
+
+
+def new_epoch() -> bytes:
+    """One that nobody has."""
+    return secrets.token_bytes(EPOCH_BYTES)
+
+
+def put_epoch(backend: Backend, name: str, epoch: bytes, timeout_s: float) -> None:
+    """An epoch is in force for all who go by this name, once they look. ``BackendError``: perhaps
+    not. Blocks.
+    """
+    value = sealed_epoch(epoch)
+    if backend.replace(name, value, timeout_s, absent=False) != value:
+        raise BackendError("the part of it that keeps the epoch does not answer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ _Fill = Callable[[Any, int], object]  # adds the command of one name to a pipeli
 
 
 class _Node:
-    """One server. ``down_until``: it failed, and is not asked before."""
+    """One server. ``down_until``: it failed, and is not asked before; ``silent``: it has not
+    answered since.
+    """
 
     def __init__(self, place: _Place, settings: dict[str, Any], timeout_s: float) -> None:
         host, port = place
@@ -53,6 +55,7 @@ class _Node:
             **settings,
         )
         self.down_until = 0.0
+        self.silent = False
         self._wait_s = DOWN_S
 
     @property
@@ -62,12 +65,14 @@ class _Node:
 
     def failed(self) -> None:
         """A call did not go through."""
+        self.silent = True
         self.down_until = time.monotonic() + self._wait_s
         self._wait_s = min(2 * self._wait_s, MOST_DOWN_S)
         self.client.connection_pool.disconnect(inuse_connections=False)
 
     def answered(self) -> None:
         """A call did."""
+        self.silent = False
         self._wait_s = DOWN_S
 
 
@@ -193,7 +198,8 @@ class RedisBackend:
         if not answers and chosen:
             if down:
                 raise BackendError(f"{self._url}: the cluster says that it is down")
-            if not any(node.up for node in self._nodes.values()):
+            # By now the first may be due again: each took its time to be found out.
+            if all(node.silent for node in list(self._nodes.values())):
                 raise BackendError(f"{self._url}: no node answers")
         return answers
 

@@ -8,7 +8,6 @@ acknowledged once, by its thread, its deadline, its cancellation or the end of t
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from radix.tier import Records, Slots, Tier, Transfer, TransferDone, Urgency, Vi
 from tiers.arrivals import Arrivals
 from tiers.disk_records import check_records
 from tiers.remote_backend import Backend, BackendError
-from tiers.remote_directory import Directory, Entries, Epochs
+from tiers.remote_directory import Directory, Entries, Epochs, new_epoch, put_epoch
 from tiers.remote_ends import RemoteCounts, done_of
 from tiers.remote_jobs import Caller, Job, Runner, State
 from tiers.remote_lanes import Health, Lane, Staging
@@ -86,6 +85,7 @@ class RemoteTransfers:
         self._jobs: dict[int, Job] = {}
         self._epochs = Epochs()
         self._epoch_seen_s = 0.0
+        self._ending = threading.Lock()
         self._begun: bytes | None = None  # an epoch that stands in the backend, not yet in force
         self._names = Names(config.prefix, config.digest, groups)
         self._health = Health(
@@ -158,7 +158,7 @@ class RemoteTransfers:
         """Learns the epoch in force, or begins the first; in any thread. One that was left is never
         gone back to: a backend that lost its last writes is told the present one again.
         """
-        fresh = sealed_epoch(secrets.token_bytes(EPOCH_BYTES))
+        fresh = sealed_epoch(new_epoch())
         name, replace = self._names.epoch_name, self._backend.replace
         value = replace(name, fresh, timeout_s, absent=True)
         if value is not None and not is_epoch(value):  # damaged: one under which nothing is found
@@ -176,14 +176,12 @@ class RemoteTransfers:
         """Writes a new epoch for all who share the prefix, in any thread; here it is in force from
         ``renew`` on: nothing is stored under it before. Blocks. ``TierUnavailableError``.
         """
-        epoch = self._begun = secrets.token_bytes(EPOCH_BYTES)
-        value, name = sealed_epoch(epoch), self._names.epoch_name
+        epoch = self._begun = new_epoch()
         try:
             if not self.alive:
                 raise BackendError("it does not answer")
-            found = self._backend.replace(name, value, self._config.deadline_s, absent=False)
-            if found != value:
-                raise BackendError("the part of it that keeps the epoch does not answer")
+            deadline_s = self._config.deadline_s
+            put_epoch(self._backend, self._names.epoch_name, epoch, deadline_s)
         except BackendError as error:
             self._begun = None
             raise TierUnavailableError(self._config.name, f"no new epoch: {error}") from error
@@ -397,5 +395,6 @@ class RemoteTransfers:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
         back = not any(thread.is_alive() for thread in threads)
         if back:
-            self._backend.close()
+            with self._ending:  # who closed it and who joins may both come here
+                self._backend.close()
         return back

@@ -94,6 +94,11 @@ class Blocks:
         return len(self.digests)
 
 
+def epoch_name(prefix: str) -> str:
+    """Under which the epoch of all who share a prefix stands."""
+    return f"{prefix}:epoch"
+
+
 class Names:
     """How one deployment names its values: ``prefix`` keeps it apart from others, ``epoch`` from
     what it stored before its last reset. ``digest``: one of ``DIGESTS``.
@@ -111,7 +116,7 @@ class Names:
     @property
     def epoch_name(self) -> str:
         """Under which the epoch of the deployment stands."""
-        return f"{self.prefix}:epoch"
+        return epoch_name(self.prefix)
 
     def blocks(self, group: int, records: Records, epoch: bytes) -> Blocks:
         """The blocks that records are of. Where their pages are known they are in the digest:

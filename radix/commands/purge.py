@@ -89,4 +89,6 @@ def _purge_service(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         f"{told['keys']:,} keys of {told['namespaces']} namespaces went, and {told['entries']:,} "
         f"entries of {told['directories']} directories that nobody had open"
     )
+    if told["remotes"]:
+        text += f"; of {told['remotes']} stores nothing is found in the remote tier any more"
     return told, text

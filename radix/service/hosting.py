@@ -192,7 +192,7 @@ class Hosted:
     def make_durable(self) -> None:
         """What was stored outlives the process. Blocks, on the disk alone."""
         for tier in self.flat.tiers:
-            if self.remote is None or tier is not self.remote.tier:
+            if self.remote is None or tier.name != self.remote.tier.name:
                 tier.flush()
 
     def _tell(self, event: Event) -> None:

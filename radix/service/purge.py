@@ -11,10 +11,12 @@ from pathlib import Path
 
 from radix.errors import StaleError, TierUnavailableError
 from radix.service.choosing import Chosen
-from radix.service.hosting import Hosted
+from radix.service.hosting import Hosted, digest_of
+from radix.service.remote import prefix_of
 from radix.service.server import Server
 from tiers.inspection import directories_in
 from tiers.purging import purge_disk
+from tiers.remote import begin_epoch
 
 _PIECE = 1024
 _TIMEOUT_S = 120.0
@@ -23,21 +25,24 @@ _TIMEOUT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class ServicePurged:
     """What went: ``keys`` of open stores in ``namespaces``, ``entries`` of ``directories`` of
-    stores that nobody has open.
+    stores that nobody has open; stores of which nothing is found in the remote tier any more.
     """
 
     namespaces: int
     keys: int
     directories: int
     entries: int
+    remotes: int
 
 
 def purge_service(server: Server, chosen: Chosen) -> ServicePurged:
     """Durable when it returns: not even kill -9 brings anything back. What is stored under these
-    names after it began may stay.
+    names after it began may stay. Names in a remote tier tell nobody what they are of: of a store
+    that may have some of it there, nothing is found again.
 
-    Raises what ``Server.ask`` raises, ``TierError`` of a disk that cannot make it durable. Cost: in
-    the loop the keys that go, a piece at a time; here the indexes of directories.
+    Raises what ``Server.ask`` raises, ``TierError`` of a disk that cannot make it durable, or of a
+    remote tier that does not answer, after all else has gone. Cost: in the loop the keys that go, a
+    piece at a time; here the indexes of directories, and a call to the backend for each store.
     """
     directories, entries = _closed(server.config.data, chosen)
     namespaces = keys = 0
@@ -49,7 +54,32 @@ def purge_service(server: Server, chosen: Chosen) -> ServicePurged:
                 namespaces += 1
                 keys += _purge_root(server, store, root)
         server.ask(partial(_flush, store), _TIMEOUT_S)
-    return ServicePurged(namespaces, keys, directories, entries)
+    remotes = _purge_remotes(server, chosen)
+    return ServicePurged(namespaces, keys, directories, entries, remotes)
+
+
+def _purge_remotes(server: Server, chosen: Chosen) -> int:
+    """A new epoch in the backend for each store that is meant, open or known from its directory."""
+    config, meant = server.config, set(server.context.domains)
+    if config.remote is None:
+        return 0
+    if chosen.tenant is not None:
+        named = {t.domain for t in config.tenants if chosen.tenant in (t.name, t.domain)}
+        meant &= {chosen.tenant, *named}
+    hosted: list[Hosted] = server.ask(server.context.stores, _TIMEOUT_S)
+    mine = [store for store in hosted if store.domain in meant and store.remote is not None]
+    known = {(store.domain, digest_of(store.signature)) for store in mine}
+    for store in mine:
+        assert store.remote is not None
+        store.remote.tier.begin_epoch()
+        server.ask(partial(store.flat.reset, [store.remote.tier.name]), _TIMEOUT_S)
+    data = config.data
+    for directory in directories_in(data) if data is not None and data.is_dir() else ():
+        domain, digest = directory.parts[-3:-1]
+        if domain in meant and (domain, digest) not in known:
+            begin_epoch(config.remote, prefix_of(domain, digest), config.limits.remote_s)
+            known.add((domain, digest))
+    return len(known)
 
 
 def _closed(data: Path | None, chosen: Chosen) -> tuple[int, int]:

@@ -1,43 +1,36 @@
-"""Two services that share a backend, and prompts whose blocks say which page they are of."""
+"""Two services that share a backend, each a process of its own as on a machine of its own."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from tests.service.rig import Service
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    """Waits until it is so."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not in {seconds} s: {what}"
-        time.sleep(0.01)
-
-
 class Pair:
-    """Two services over one backend, each with a disk of its own."""
+    """Two services over one backend, each with a disk of its own unless ``data`` is "none"."""
 
-    def __init__(self, folder: Path, url: str, **flags: Any) -> None:
+    def __init__(
+        self, folder: Path, url: str, tenants: dict[str, Any] | None = None, **flags: str
+    ) -> None:
         self.folders = [folder / name for name in ("one", "two")]
-        self.flags = {"remote": url, "limits.remote_s": "1", **flags}
+        self.tenants = tenants
+        self.flags = {"remote": url, "limits.remote_s": "5", **flags}
         for each in self.folders:
             each.mkdir()
-        self.one, self.two = (self.start(number) for number in range(2))
+        self.one = self.start(0)
+        self.two = self.start(1)
 
-    def start(self, number: int, **flags: Any) -> Service:
+    def start(self, number: int) -> Service:
         """A service over the folder of one of them."""
         folder = self.folders[number]
-        flags = {"data": str(folder / "data"), **self.flags, **flags}
-        tenants = flags.pop("tenants", None)
-        return Service(folder, tenants, **{key: v for key, v in flags.items() if v is not None})
+        flags = {"data": str(folder / "data"), **self.flags}
+        return Service(folder, self.tenants, **flags)
 
-    def wait_for(self, blocks: int) -> None:
-        """Until the first has so many blocks in the backend, and nothing is under way."""
-        self.one.until(lambda status: remote_blocks(status) >= blocks and is_quiet(status))
+    def stored(self, blocks: int, seconds: float = 60.0) -> None:
+        """Waits until the first has so many blocks in the backend, and nothing is under way."""
+        self.one.until(lambda status: remote_blocks(status) >= blocks and is_quiet(status), seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -61,3 +54,9 @@ def remote_tiers(status: dict[str, Any]) -> list[dict[str, Any]]:
 def remote_blocks(status: dict[str, Any]) -> int:
     """Blocks that a service knows in the backend."""
     return sum(sum(tier["blocks"].values()) for tier in remote_tiers(status))
+
+
+def is_on(status: dict[str, Any]) -> bool:
+    """Whether the backend is asked at present."""
+    tiers = remote_tiers(status)
+    return bool(tiers) and all(tier["mode"] == "on" for tier in tiers)
