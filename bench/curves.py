@@ -69,6 +69,7 @@ def _half(trace: Trace) -> Trace:
         outputs=trace.outputs[output:].copy(),
         output_offsets=trace.output_offsets[at:] - output,
         streams=trace.streams[at:],
+        sessions=trace.sessions[at:],
     )
 
 
@@ -87,7 +88,7 @@ def _sessions(traces: Path, interleave: Interleave | None) -> Trace:
         if record["id"].encode() not in known:
             kept.add(record)
             count += 1
-    times, ids, offsets, lengths, streams = kept.arrange(interleave)
+    times, ids, offsets, lengths, order = kept.arrange(interleave)
     return replace(
         base,
         name=SESSIONS,
@@ -98,7 +99,8 @@ def _sessions(traces: Path, interleave: Interleave | None) -> Trace:
         lengths=lengths,
         outputs=np.empty(0, np.int32),
         output_offsets=np.zeros(len(times) + 1, np.int64),
-        streams=streams,
+        streams=kept.streams[order],
+        sessions=kept.sessions[order],
     )
 
 
@@ -156,7 +158,7 @@ def replay(part: Part, traces: Path, policies: Sequence[str]) -> IndexReport:
         capacity = max(1, chains.unique_blocks * size // 100)
         for policy in policies:
             if policy == OPTIMAL and following is not None:
-                runs.append(replay_optimal(chains, following, capacity))
+                runs.append(replay_optimal(trace, chains, following, capacity))
             else:
                 runs.append(replay_index(trace, chains, capacity, policy, _Silent()))
             print(f"{part.name}, {size} %, {policy}: {share(runs[-1]):.1f} %", flush=True)

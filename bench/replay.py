@@ -77,7 +77,7 @@ def run_replay(sizes: Sizes, place: Place) -> Outcome:
             encoded = time.perf_counter()
             lru = replay_index(trace, chains, sizes["capacity"], "lru", Progress())
             online, online_cpu = time.perf_counter(), time.process_time()
-            optimum = replay_optimal(chains, next_uses(chains), sizes["capacity"])
+            optimum = replay_optimal(trace, chains, next_uses(chains), sizes["capacity"])
             end = time.perf_counter()
         rounds.add("lru, with parsing", OURS, "s", online - start)
         rounds.add("processor time of it", OURS, "s", online_cpu - cpu)

@@ -36,6 +36,7 @@ from radix.replay.options import (
     parse_budgets,
     parse_bytes,
     parse_capacities,
+    parse_orders,
     parse_policies,
     parse_positive,
     parse_seconds,
@@ -47,10 +48,13 @@ from radix.replay.progress import Progress, shown_progress
 from radix.replay.report import Run, TieredReport, index_report, replay_optimal, write_json
 from radix.replay.sessions import Interleave
 from radix.replay.stopwatch import Stopwatch
+from radix.replay.tenants import weights_of, with_tenants
 from radix.replay.traces import DEFAULT_PAGE_TOKENS, Trace, read_trace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from radix.tenants import Tenants
 
 DEFAULT_CAPACITY = "1%,5%,10%,20%,50%"
 DEFAULT_BUDGET = "1%,5%,20%"
@@ -70,6 +74,7 @@ told apart by their content:
                  requests itself is an agent, and theirs count their time from its t
   token traces   {"t": 0, "ref": -1, "keep": 0, "add": [5, 6], "out": [7]}
                  prompt = (prompt + out of record ref)[:keep] + add, in pages of --page-tokens
+A record may say "tenant": "NAME", a session for all its requests: tenants never hit each other's.
 """
 _REPLAY_EXAMPLES = """\
 examples:
@@ -144,7 +149,20 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         "--policy",
         metavar="NAME,...",
         help=f"eviction policies: {', '.join(ONLINE_POLICIES)} (docs/policies.md), {OPTIMAL}, "
-        f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL})",
+        f"which knows the future, or all ({ONLINE_POLICIES[0]},{OPTIMAL}); with --model any but "
+        f"{OPTIMAL} ({ONLINE_POLICIES[0]})",
+    )
+    index.add_argument(
+        "--tenants",
+        metavar="trace|N",
+        help="divide the room among tenants: those that the trace names, or N, among which its "
+        "sessions are dealt out by hash; hits are told by tenant",
+    )
+    index.add_argument("--weights", metavar="NAME=W,...", help="of tenants, 1 of who is not named")
+    index.add_argument(
+        "--undivided",
+        action="store_true",
+        help="tenants share no blocks, and one order of eviction decides for all",
     )
     index.add_argument(
         "--hints",
@@ -260,21 +278,28 @@ def _replay_index(options: argparse.Namespace, page_tokens: int) -> int:
         raise OptionError("--hints", f"{options.hints!r} is not {THINK}")
     error = parse_share("--hint-error", options.hint_error or "0%")
     trace = read_trace(options.trace, page_tokens, _interleave(options))
+    tenants = None
+    if options.tenants is not None:
+        trace = with_tenants(trace, options.tenants)
+        terms = weights_of(trace, options.weights)
+        tenants = None if options.undivided else terms
     hints = hints_of(trace, error) if hinted else None
     if hinted:
         trace = replace(trace, name=f"{trace.name} (hints, {100 * error:g} % wrong)")
     chains = encode_chains(trace)
     blocks = [capacity.blocks(chains.unique_blocks) for capacity in capacities]
     with shown_progress() as progress:
-        runs = tuple(_index_runs(trace, chains, policies, blocks, progress, hints))
+        runs = tuple(_index_runs(trace, chains, policies, blocks, progress, hints, tenants))
     report = index_report(trace, chains, runs)
     if options.plot is not None:
         from radix.replay.plots import plot_hit_ratio_by_capacity
 
         plot_hit_ratio_by_capacity(report, options.plot)
-    from radix.replay.tables import index_table
+    from radix.replay.tables import index_table, tenants_table
 
     show(options.json, index_table(report))
+    if (by_tenant := tenants_table(report)) is not None:
+        show(options.json, by_tenant)
     if options.json is not None:
         write_json(options.json, report.as_json())
     return EXIT_DONE
@@ -287,6 +312,7 @@ def _index_runs(
     capacities: Sequence[int],
     progress: Progress,
     hints: Sequence[Hints] | None,
+    tenants: Tenants | None,
 ) -> Iterator[Run]:
     """Run each policy at each capacity; what all runs of the optimum share is computed once."""
     following = next_uses(chains) if OPTIMAL in policies else None
@@ -294,11 +320,11 @@ def _index_runs(
         for capacity in capacities:
             progress.phase(f"{policy}, {capacity:,} blocks", len(trace))
             if following is not None and policy == OPTIMAL:
-                yield replay_optimal(chains, following, capacity)
+                yield replay_optimal(trace, chains, following, capacity)
                 continue
             from radix.replay.index import replay_index
 
-            yield replay_index(trace, chains, capacity, policy, progress, hints)
+            yield replay_index(trace, chains, capacity, policy, progress, hints, tenants)
 
 
 def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
@@ -309,12 +335,15 @@ def _replay_model(options: argparse.Namespace, page_tokens: int) -> int:
     terms = parse_terms(model, options.flops, options.rate, options.latency)
     budgets = parse_budgets(options.budget_bytes or DEFAULT_BUDGET)
     policies = parse_checkpoints(options.checkpoints or DEFAULT_CHECKPOINTS)
+    orders = parse_orders(options.policy or ONLINE_POLICIES[0])
     trace = read_trace(options.trace, page_tokens, _interleave(options))
     block_tokens = trace.block_tokens or BLOCK_TOKENS
     if options.page_tokens is not None:
         block_tokens = page_tokens
     with shown_progress() as progress:
-        report = model_report(trace, model, block_tokens, budgets, policies, progress, terms)
+        report = model_report(
+            trace, model, block_tokens, budgets, policies, progress, terms, orders
+        )
     if options.plot is not None:
         from radix.replay.plots import plot_hit_tokens_by_budget
 
@@ -378,11 +407,13 @@ def finish(report: TieredReport, json_target: str | None) -> int:
 
 def _check_combination(options: argparse.Namespace) -> None:
     """Refuse options that would be ignored, rather than ignoring them."""
+    ordering = {"--policy": options.policy}
     counting = {
         "--capacity": options.capacity,
-        "--policy": options.policy,
         "--hints": options.hints,
+        "--tenants": options.tenants,
     }
+    divided = {"--weights": options.weights, "--undivided": options.undivided or None}
     tiered = {
         "--block-bytes": options.block_bytes,
         "--data": options.data,
@@ -401,7 +432,12 @@ def _check_combination(options: argparse.Namespace) -> None:
     if options.tiers is None:
         excluded.append((tiered, "needs --tiers"))
     else:
-        excluded.append((counting | {"--model": options.model}, "cannot go with --tiers"))
+        refused = counting | ordering | {"--model": options.model}
+        excluded.append((refused, "cannot go with --tiers"))
+    if options.tenants is None:
+        excluded.append((divided, "needs --tenants"))
+    elif options.undivided:
+        excluded.append(({"--weights": options.weights}, "cannot go with --undivided"))
     if options.model is None:
         excluded.append((modelled, "needs --model"))
     else:

@@ -123,10 +123,10 @@ def _replay(
         stopwatch.watch(serving.content, "keys", "content")
         stopwatch.watch(serving.content, "wrong", "verify")
         step = max(1, len(trace) // _SAMPLES)
-        for number, prompt in enumerate(trace.prompts()):
+        for number, (prompt, space) in enumerate(zip(trace.prompts(), trace.spaces(), strict=True)):
             clock.at(number)
             if len(prompt):
-                request = serving.admit(prompt)
+                request = serving.admit(prompt, namespace=space)
                 keys = serving.ready(request)
                 serving.compute(request, keys, request.hit_tokens, len(request))
                 request.finish()

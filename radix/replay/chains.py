@@ -1,9 +1,10 @@
 """Encode a trace's prompts as chains of blocks, once, for every offline computation on it.
 
 A block is identified by its whole chain from the root: two blocks are the same only when all blocks
-before them are the same too. Each such block gets one number, its *chain id*. Kept here: equal
-chain ids mean equal prefixes, exactly (numbers are given by comparison, never by a hash that could
-collide), and the ids in use are 0 to unique_blocks - 1 without gaps.
+before them are the same too, and they are of one tenant. Each such block gets one number, its
+*chain id*. Kept here: equal chain ids mean equal prefixes, exactly (numbers are given by
+comparison, never by a hash that could collide), and the ids in use are 0 to unique_blocks - 1
+without gaps.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def encode_chains(trace: Trace) -> Chains:
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     if trace.unit == "block":
-        ids = _dense(trace.tokens)
+        ids = _dense(trace.tokens) if not trace.tenants else _by_tenant(trace)
         if not _single_parents(ids, offsets):
             ids = _by_depth(ids, offsets)
     else:
@@ -68,6 +69,15 @@ def _dense(values: Int32Array) -> Int32Array:
         there[values] = True
         return (np.cumsum(there, dtype=np.int32) - 1).astype(np.int32)[values]
     _, ranks = np.unique(values, return_inverse=True)
+    return ranks.astype(np.int32)
+
+
+def _by_tenant(trace: Trace) -> Int32Array:
+    """Renumber the blocks of each tenant apart from those of others. Cost: a sort."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(trace.tenants))}
+    whose = np.array([names[name] for name in trace.tenants], np.int64)
+    pairs = np.repeat(whose, np.diff(trace.offsets)) << 31 | trace.tokens
+    ranks: Int64Array = np.unique(pairs, return_inverse=True)[1]
     return ranks.astype(np.int32)
 
 
@@ -109,10 +119,12 @@ def _by_page(trace: Trace, counts: Int64Array) -> Int32Array:
     """Number the full pages of token prompts through a dictionary of (parent, page)."""
     known: dict[tuple[int, bytes], int] = {}
     chains: list[int] = []
+    roots: dict[str, int] = {}
+    tenants = trace.tenants or ("",) * len(trace)
     width = trace.page_tokens * trace.tokens.itemsize
-    for prompt, count in zip(trace.prompts(), counts.tolist(), strict=True):
+    for prompt, count, tenant in zip(trace.prompts(), counts.tolist(), tenants, strict=True):
         data = prompt.tobytes()
-        chain = -1
+        chain = roots.setdefault(tenant, -1 - len(roots))
         for start in range(0, count * width, width):
             chain = known.setdefault((chain, data[start : start + width]), len(known))
             chains.append(chain)

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 
 from radix.cache import PrefixCache
+from radix.keys import Namespace
 from radix.options import OptionError
+from radix.policy.eviction import PRICED_POLICIES
 from radix.replay.chains import encode_chains
 from radix.replay.checkpoints import CheckpointPolicy, Places
 from radix.replay.model_trace import BLOCK_TOKENS, ModelTrace, fit
@@ -28,6 +31,7 @@ from tiers.index import IndexTier
 
 __all__ = ["BLOCK_TOKENS", "model_report", "replay_model"]
 
+LRU = "lru"
 _STEP = 64
 _DEVICE = 0
 
@@ -40,9 +44,10 @@ def model_report(
     policies: Sequence[CheckpointPolicy],
     progress: Progress,
     terms: Terms | None = None,
+    orders: Sequence[str] = (LRU,),
 ) -> ModelReport:
-    """Run each policy under each budget, after one run without a limit that tells what percentages
-    are of.
+    """Run each policy under each budget and order of eviction, after one run without a limit that
+    tells what percentages are of.
 
     Cost: as `replay_model`, once more than there are pairs.
 
@@ -54,10 +59,13 @@ def model_report(
         policies: at least one; the full footprint is that of the first.
         progress: told each run and how far it is.
         terms: what to count saved seconds by; None: they are not counted.
+        orders: of eviction, at least one.
 
     Raises:
-        OptionError: model, budgets or policies do not fit the trace's page or each other.
+        OptionError: model, orders, budgets or policies do not fit the trace's page or each other.
     """
+    if model.cost is None and set(orders) & set(PRICED_POLICIES):
+        raise OptionError("--policy", f"model {model.name!r} says no active_parameters")
     work = fit(trace, encode_chains(trace), model, block_tokens)
     for policy in policies:
         policy.placed(work.page_tokens, work.align_pages)
@@ -67,9 +75,9 @@ def model_report(
     runs = []
     for budget in [budget.bytes(footprint_bytes) for budget in budgets]:
         _check_budget(work, budget)
-        for policy in policies:
-            progress.phase(f"{policy.text}, {budget:,} bytes", len(trace))
-            runs.append(replay_model(work, policy, budget, progress, terms))
+        for policy, order in product(policies, orders):
+            progress.phase(f"{policy.text}, {order}, {budget:,} bytes", len(trace))
+            runs.append(replay_model(work, policy, budget, progress, terms, order))
     return ModelReport(
         trace=trace.name,
         requests=len(trace),
@@ -99,8 +107,10 @@ def replay_model(
     budget_bytes: int,
     progress: Progress,
     terms: Terms | None = None,
+    order: str = LRU,
 ) -> ModelRun:
-    """Run a checkpoint policy over a whole trace under one budget and count its joint hits.
+    """Run a checkpoint policy over a whole trace under one budget, and one order of eviction, and
+    count its joint hits.
 
     Cost: about 50 us a request and 0.3 us a new block of each group.
 
@@ -112,15 +122,18 @@ def replay_model(
     places = policy.placed(work.page_tokens, work.align_pages)
     began = time.perf_counter()
     device = IndexTier(limit_bytes=budget_bytes)
-    with PrefixCache(list(work.groups), [device], page_tokens=work.page_entries) as cache:
+    with PrefixCache(
+        list(work.groups), [device], page_tokens=work.page_entries, policy=order
+    ) as cache:
         serving = _Serving(work, cache, places, budget_bytes, terms)
         lengths = work.lengths.tolist()
-        for number, (prompt, turn, left) in enumerate(work.requests()):
+        requests = zip(work.requests(), work.trace.spaces(), strict=True)
+        for number, ((prompt, turn, left), space) in enumerate(requests):
             if number % _STEP == 0:
                 progress.reach(number)
-            serving.serve(prompt, turn, left, lengths[number])
+            serving.serve(prompt, turn, left, lengths[number], space)
         progress.reach(len(work.trace))
-        return serving.run(time.perf_counter() - began)
+        return serving.run(order, time.perf_counter() - began)
 
 
 class _Serving:
@@ -149,19 +162,26 @@ class _Serving:
         self._hit_pages = self._usable_pages = self._known_pages = 0
         self._state_bytes = self._state_bytes_peak = 0
 
-    def serve(self, prompt: Int32Array, turn: Int32Array, left: int, tokens: int) -> None:
+    def serve(
+        self,
+        prompt: Int32Array,
+        turn: Int32Array,
+        left: int,
+        tokens: int,
+        space: Namespace | None = None,
+    ) -> None:
         """Look a prompt of so many tokens up, then share what its request computed: `turn`, the
         prompt and more.
         """
         cache, page = self._cache, self._work.page_entries
-        found, cursor = cache.match(prompt, leave=left)
+        found, cursor = cache.match(prompt, namespace=space, leave=left)
         hit, known = found.hit_pages, min(found.structural_pages, found.limit_pages)
         self._usable_pages += hit
         if self._savings is not None:
             self._savings.hit(hit, tokens)
         self._known_pages += known
         if found.structural_pages > found.limit_pages:
-            self._hit_pages += cache.match(prompt, leave=0)[0].hit_pages
+            self._hit_pages += cache.match(prompt, namespace=space, leave=0)[0].hit_pages
         else:
             self._hit_pages += hit
         ends = PathEnds(hit, known, found.structural_pages, len(turn) // page)
@@ -179,7 +199,7 @@ class _Serving:
         resident = self._cache.tree.column_stats(self._columns[group]).resident
         return resident * self._sizes[group]
 
-    def run(self, seconds: float) -> ModelRun:
+    def run(self, order: str, seconds: float) -> ModelRun:
         """Return what this pass has counted. Cost: O(groups)."""
         work = self._work
         full = sum(
@@ -189,12 +209,13 @@ class _Serving:
         )
         names = [group.name for group in work.groups]
         return ModelRun(
-            policy="lru",
+            policy=order,
             capacity_blocks=self._budget_bytes // full if full else 0,
             hit_blocks=self._hit_pages,
             usable_hit_blocks=self._usable_pages,
             total_blocks=work.chains.blocks,
             seconds=seconds,
+            tenants={},
             model=work.model.name,
             checkpoints=self._places.policy.text,
             budget_bytes=self._budget_bytes,

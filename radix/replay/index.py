@@ -20,8 +20,9 @@ from radix.hints import Hints
 from radix.replay.chains import Chains
 from radix.replay.hints import tick_s
 from radix.replay.progress import Progress
-from radix.replay.report import Run
+from radix.replay.report import Run, hits_by_tenant
 from radix.replay.traces import Trace
+from radix.tenants import Tenants
 from tiers.index import IndexTier
 
 _STEP = 256
@@ -43,6 +44,7 @@ def replay_index(
     policy: str,
     progress: Progress,
     hints: Sequence[Hints] | None = None,
+    tenants: Tenants | None = None,
 ) -> Run:
     """Run an online policy over a whole trace at one capacity and count its hits.
 
@@ -55,6 +57,8 @@ def replay_index(
         policy: an eviction policy that `PrefixCache` knows.
         progress: told now and then how many requests are done.
         hints: what each request says at its end; None: nothing.
+        tenants: how the room is divided among the trace's tenants; None: it is not. Blocks of two
+            tenants are never the same ones.
 
     Raises:
         ValueError: `capacity_blocks` is below 1, or the policy is unknown.
@@ -65,20 +69,27 @@ def replay_index(
     groups = [replace(Group.full("blocks", 1), cost=_cost_of(trace))]
     times = (trace.timestamps * (tick_s(trace) * 1e9)).astype(np.int64).tolist()
     device, now = IndexTier(capacity_blocks), 0
+    requests = zip(trace.prompts(), trace.spaces(), strict=True)
     with PrefixCache(
-        groups, [device], page_tokens=trace.page_tokens, policy=policy, clock=lambda: now
+        *(groups, [device]),
+        page_tokens=trace.page_tokens,
+        policy=policy,
+        clock=lambda: now,
+        tenants=tenants,
     ) as cache:
-        for number, prompt in enumerate(trace.prompts()):
+        for number, (prompt, space) in enumerate(requests):
             if number % _STEP == 0:
                 progress.reach(number)
             now = times[number]
-            found, cursor = cache.match(prompt, leave=0)
+            found, cursor = cache.match(prompt, namespace=space, leave=0)
             hits[number] = found.structural_pages
             with cache.lease(cursor) as lease:
                 cache.insert(prompt, lease, partial=True)
                 if hints is not None:
                     lease.release(hints=hints[number])
+        use = cache.tenant_use()
     progress.reach(len(trace))
+    resident = {name: each.tiers[device.name].blocks for name, each in use.items()}
     return Run(
         policy=policy,
         capacity_blocks=capacity_blocks,
@@ -86,4 +97,5 @@ def replay_index(
         usable_hit_blocks=int(np.minimum(hits, chains.usable_blocks).sum()),
         total_blocks=chains.blocks,
         seconds=time.perf_counter() - began,
+        tenants=hits_by_tenant(trace, chains, hits, resident),
     )

@@ -163,6 +163,20 @@ def parse_policies(text: str, *, hinted: bool = False) -> tuple[str, ...]:
     return names
 
 
+def parse_orders(text: str) -> tuple[str, ...]:
+    """Parse the policies of a replay of a model, where no optimum is known.
+
+    Raises:
+        OptionError: a name is unknown, stands twice, or is that of the optimum.
+    """
+    names = parse_policies(text)
+    if text.strip() == ALL:
+        return tuple(name for name in names if name != OPTIMAL)
+    if OPTIMAL in names:
+        raise OptionError("--policy", f"no {OPTIMAL} is known for the groups of a model")
+    return names
+
+
 def parse_tiers(text: str) -> TierSizes:
     """Parse "device=2000,host=8000,disk=64000" into blocks a tier.
 

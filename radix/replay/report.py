@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from radix.replay.chains import Chains
 from radix.replay.optimal import optimal_hits
 from radix.replay.options import OPTIMAL
@@ -26,11 +28,38 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
+class TenantHits:
+    """What the requests of one tenant asked for and hit, as in its `Run`; blocks that it had at the
+    end, 0 for the optimum, which divides nothing.
+    """
+
+    requests: int
+    hit_blocks: int
+    total_blocks: int
+    resident_blocks: int
+
+
+def hits_by_tenant(
+    trace: Trace, chains: Chains, hits: Int64Array, resident: Mapping[str, int]
+) -> dict[str, TenantHits]:
+    """Divide the hits of each request among tenants, by name; nothing where they are not told
+    apart. Cost: the requests.
+    """
+    asked = np.diff(chains.offsets)
+    found = {}
+    for tenant in sorted(set(trace.tenants)):
+        own = np.array([name == tenant for name in trace.tenants])
+        counts = (int(own.sum()), int(hits[own].sum()), int(asked[own].sum()))
+        found[tenant] = TenantHits(*counts, resident.get(tenant, 0))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One policy at one capacity over a whole trace.
 
     `hit_blocks` is the structural hit; `usable_hit_blocks` leaves one token of each prompt to
-    compute.
+    compute. `tenants`: by name, where the replay tells them apart.
     """
 
     policy: str
@@ -39,6 +68,7 @@ class Run:
     usable_hit_blocks: int
     total_blocks: int
     seconds: float
+    tenants: Mapping[str, TenantHits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +91,13 @@ def index_report(trace: Trace, chains: Chains, runs: tuple[Run, ...]) -> IndexRe
     return IndexReport(trace.name, len(trace), chains.blocks, chains.unique_blocks, runs)
 
 
-def replay_optimal(chains: Chains, following: Int64Array, capacity_blocks: int) -> Run:
+def replay_optimal(
+    trace: Trace, chains: Chains, following: Int64Array, capacity_blocks: int
+) -> Run:
     """Run the clairvoyant optimum over a trace; see `radix.replay.optimal`.
 
     Args:
+        trace: whose tenants the hits are divided among.
         chains: the trace's blocks.
         following: what `next_uses` returned for them.
         capacity_blocks: size of the cache in blocks, at least 1.
@@ -81,6 +114,7 @@ def replay_optimal(chains: Chains, following: Int64Array, capacity_blocks: int) 
         usable_hit_blocks=int(hits.clip(max=chains.usable_blocks).sum()),
         total_blocks=chains.blocks,
         seconds=time.perf_counter() - began,
+        tenants=hits_by_tenant(trace, chains, hits, {}),
     )
 
 

@@ -71,10 +71,21 @@ class Fail(Protocol):
         """Raise what names the place of the fault."""
 
 
+def tenant_of(record: dict[str, Any], fail: Fail) -> str:
+    """Return whose a record is; "" where it does not say."""
+    tenant = record.get("tenant", "")
+    if type(tenant) is not str or not tenant.isprintable():
+        fail("tenant", "expected a name of printable characters")
+    return tenant
+
+
 class Sessions:
     """The sessions of a file as they are read. Read: `add`. Then, once: `arrange`.
 
-    `block_tokens` is what every id stands for, 0 before the first session.
+    `block_tokens` is what every id stands for, 0 before the first session. Of requests in the order
+    of the file: `sessions`, numbers of their sessions, and `streams`, of their conversations: a
+    session has one, an agent that it started another. `tenants`: whose each session is, "" where
+    nobody says.
     """
 
     def __init__(self, fail: Fail) -> None:
@@ -88,6 +99,7 @@ class Sessions:
         self._runs = array("q")  # start, length, start, ... of all requests
         self._run_ends = array("q", [0])  # of requests, in `_runs`
         self._durations: list[float] = []
+        self.tenants: list[str] = []
         self._used_ids = 0
         self._begun = 0  # conversations: of sessions, and of agents nested in them
 
@@ -101,6 +113,7 @@ class Sessions:
         first, self._end_s = len(self._runs), 0.0
         self._take(record, "", 0.0, 0)
         self._durations.append(self._end_s)
+        self.tenants.append(tenant_of(record, self._fail))
         self._keep_apart(first)
 
     def _take(self, record: dict[str, Any], place: str, start_s: float, depth: int) -> None:
@@ -169,9 +182,8 @@ class Sessions:
         self, interleave: Interleave | None
     ) -> tuple[Float64Array, Int32Array, Int64Array, Int64Array, Int64Array]:
         """Return the requests in order: times in seconds, block ids, offsets of each request in
-        them with the end behind the last, lengths in tokens, and numbers of conversations: a
-        session has one, an agent that it started another. None puts one session after
-        another, in the order of the file. Cost: the blocks.
+        them with the end behind the last, lengths in tokens, and the place of each in the file.
+        None puts one session after another, in the order of the file. Cost: the blocks.
         """
         if interleave is not None:
             starts = np.array(interleave.starts(self._durations), np.float64)
@@ -193,5 +205,14 @@ class Sessions:
             for start, length in piece.reshape(-1, 2).tolist():
                 ids[at : at + length] = np.arange(start, start + length, dtype=np.int64)
                 at += length
-        lengths, streams = np.array(self._lengths, np.int64), np.array(self._streams, np.int64)
-        return times[order], ids, offsets, lengths[order], streams[order]
+        return times[order], ids, offsets, np.array(self._lengths, np.int64)[order], order
+
+    @property
+    def streams(self) -> Int64Array:
+        """Numbers of the conversations of requests. Cost: the requests."""
+        return np.array(self._streams, np.int64)
+
+    @property
+    def sessions(self) -> Int64Array:
+        """Numbers of the sessions of requests. Cost: the requests."""
+        return np.array(self._sessions, np.int64)

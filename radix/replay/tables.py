@@ -42,6 +42,29 @@ def index_table(report: IndexReport) -> Table:
     return table
 
 
+def tenants_table(report: IndexReport) -> Table | None:
+    """Return the hits of each tenant, a row for each run; None where they are not told apart."""
+    if not any(run.tenants for run in report.runs):
+        return None
+    table = Table(title="by tenant", title_justify="left")
+    for heading in ("policy", "capacity (blocks)", "tenant"):
+        table.add_column(heading, justify="right" if heading[0] == "c" else "left")
+    for heading in ("requests", "hit blocks", "of its own", "blocks at the end"):
+        table.add_column(heading, justify="right")
+    for run in report.runs:
+        for name, own in run.tenants.items():
+            table.add_row(
+                run.policy,
+                f"{run.capacity_blocks:,}",
+                escape(name) or "(none)",
+                f"{own.requests:,}",
+                f"{own.hit_blocks:,}",
+                share(own.hit_blocks, own.total_blocks),
+                f"{own.resident_blocks:,}" if own.resident_blocks else "",
+            )
+    return table
+
+
 def model_table(report: ModelReport) -> Table:
     """Return the table of a replay of a model: a row for each budget and checkpoint policy."""
     title = (
@@ -53,12 +76,14 @@ def model_table(report: ModelReport) -> Table:
     table = Table(title=escape(title), title_justify="left")
     table.add_column("budget", justify="right")
     table.add_column("checkpoints")
+    ordered = _orders(report, table)
     for heading in ("hit tokens", "of all", "known, no hit", "states"):
         table.add_column(heading, justify="right")
     for run in report.runs:
         table.add_row(
             size_text(run.budget_bytes),
             escape(run.checkpoints),
+            *([run.policy] if ordered else []),
             f"{run.hit_tokens:,}",
             share(run.hit_tokens, report.prompt_tokens),
             f"{run.known_tokens - run.hit_tokens:,}",
@@ -70,6 +95,16 @@ def model_table(report: ModelReport) -> Table:
             f"{report.page_tokens:,} tokens: all their blocks count as whole"
         )
     return table
+
+
+def _orders(report: ModelReport, table: Table) -> bool:
+    """Whether rows name their order of eviction, which has a column then: not if it is the default
+    of all.
+    """
+    ordered = any(run.policy != "lru" for run in report.runs)
+    if ordered:
+        table.add_column("policy")
+    return ordered
 
 
 def savings_table(report: ModelReport) -> Table | None:
@@ -85,12 +120,14 @@ def savings_table(report: ModelReport) -> Table | None:
     table.title_justify = "left"
     table.add_column("budget", justify="right")
     table.add_column("checkpoints")
+    ordered = _orders(report, table)
     for heading in ("GPU s saved", "s loading", "loaded", "faster computed"):
         table.add_column(heading, justify="right")
     for run, saving in zip(report.runs, savings, strict=True):
         table.add_row(
             size_text(run.budget_bytes),
             escape(run.checkpoints),
+            *([run.policy] if ordered else []),
             f"{saving.saved_gpu_s:,.1f}",
             f"{saving.load_s:,.1f}",
             size_text(saving.loaded_bytes),

@@ -24,7 +24,7 @@ from radix.cache import PrefixCache
 from radix.errors import CapacityError, TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, TransferEvent
 from radix.groups import Group
-from radix.keys import Tokens
+from radix.keys import Namespace, Tokens
 from radix.options import OptionError
 from radix.policy.limits import Limits
 from radix.replay.content import Content
@@ -197,7 +197,11 @@ class Serving:
 
     # ------------------------------------------------------------ a request
     def admit(
-        self, prompt: Tokens, new_tokens: int = 0, make_room: Callable[[], bool] = lambda: False
+        self,
+        prompt: Tokens,
+        new_tokens: int = 0,
+        make_room: Callable[[], bool] = lambda: False,
+        namespace: Namespace | None = None,
     ) -> Request:
         """Admit a prompt; one that the device can never hold is cut to what fits.
 
@@ -213,7 +217,7 @@ class Serving:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                request = self.cache.admit(prompt, new_tokens=new_tokens)
+                request = self.cache.admit(prompt, namespace=namespace, new_tokens=new_tokens)
             except CapacityError:
                 idle = not self.cache.transfers.jobs
                 if (idle and not make_room()) or time.monotonic() > deadline:

@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, cast
 
@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from radix.errors import CacheError
-from radix.replay.sessions import Interleave, Sessions
+from radix.keys import Namespace
+from radix.replay.sessions import Interleave, Sessions, tenant_of
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -86,7 +87,9 @@ class Trace:
     trace does not tell. Output i is `outputs[output_offsets[i]:output_offsets[i + 1]]`; a block
     trace tells the ids of no output. `block_tokens` is what a block id stands for, 0 where the
     trace does not tell. `streams[i]` is the number of the conversation that request i belongs to,
-    -1 where the trace does not tell. `name` says how sessions were interleaved, where they were.
+    -1 where the trace does not tell; `sessions[i]` that of the session, of which an agent's
+    conversations are parts. `tenants[i]` is whose it is, "" where that is not told; empty where it
+    is told of none. `name` says how sessions were interleaved, where they were.
     """
 
     name: str
@@ -100,6 +103,8 @@ class Trace:
     outputs: Int32Array
     output_offsets: Int64Array
     streams: Int64Array
+    sessions: Int64Array
+    tenants: tuple[str, ...]
 
     def __len__(self) -> int:
         """Return the number of requests. Cost: O(1)."""
@@ -120,6 +125,14 @@ class Trace:
         for prompt, (start, end) in zip(self.prompts(), pairwise(bounds), strict=True):
             computed = self.outputs[start : end - 1]
             yield np.concatenate((prompt, computed)) if len(computed) else prompt
+
+    def spaces(self) -> Iterator[Namespace | None]:
+        """Yield the namespace of each request: its tenant's, or None. Cost: O(1) a request."""
+        known = {name: Namespace(salt=name.encode()) if name else None for name in self.tenants}
+        for tenant in self.tenants:
+            yield known[tenant]
+        if not self.tenants:
+            yield from repeat(None, len(self))
 
     def requests(self) -> Iterator[TraceRequest]:
         """Yield each request in file order. Cost: O(1) a request, nothing is copied."""
@@ -210,6 +223,9 @@ class _Reader:
         self.offsets = array("q", [0])
         self.lengths = array("q")
         self.streams = array("q")
+        self.sessions = array("q")
+        self.tenants: list[str] = []
+        self._names: dict[str, int] = {}
         self._conversations: dict[tuple[str, str], int] = {}
 
     def read(self, stream: Iterable[bytes]) -> Trace:
@@ -255,6 +271,7 @@ class _Reader:
                 self._take_time(record["timestamp"], "timestamp")
                 self._take_length(record.get("input_length", 0))
                 self._take_stream(record)
+                self.tenants.append(tenant_of(record, self.fail))
                 self._extend(ids, record["hash_ids"], "hash_ids")
             except KeyError as error:
                 self.fail(str(error.args[0]), "field is missing")
@@ -266,7 +283,7 @@ class _Reader:
         sessions = Sessions(self.fail)
         for record in chain((first,), rest):
             sessions.add(record)
-        times, ids, offsets, lengths, streams = sessions.arrange(self.interleave)
+        times, ids, offsets, lengths, order = sessions.arrange(self.interleave)
         if not len(times):
             self.line = 0
             self.fail("", "no session has a request")
@@ -282,7 +299,9 @@ class _Reader:
             lengths=lengths,
             outputs=np.empty(0, dtype=np.int32),
             output_offsets=np.zeros(len(times) + 1, np.int64),
-            streams=streams,
+            streams=sessions.streams[order],
+            sessions=sessions.sessions[order],
+            tenants=_told([sessions.tenants[number] for number in sessions.sessions[order]]),
         )
 
     def _read_tokens(self, first: Record, rest: Iterator[Record]) -> Trace:
@@ -291,6 +310,7 @@ class _Reader:
         for record in chain((first,), rest):
             try:
                 self._take_time(record["t"], "t")
+                self.tenants.append(tenant_of(record, self.fail))
                 kept = self._kept(record["ref"], record["keep"], prompts, outputs)
                 added = self._ids(record["add"], "add")
                 outputs.append(self._ids(record["out"], "out"))
@@ -302,6 +322,7 @@ class _Reader:
             self.offsets.append(self.offsets[-1] + len(prompts[-1]))
         self.lengths.extend(map(len, prompts))
         self.streams.extend([-1] * len(prompts))
+        self.sessions.extend([-1] * len(prompts))
         return self._finish("token", self.page_tokens, np.concatenate(prompts), outputs)
 
     def _kept(
@@ -351,12 +372,14 @@ class _Reader:
         session, agent = record.get("session_id"), record.get("agent", "")
         if session is None:
             self.streams.append(-1)
+            self.sessions.append(-1)
             return
         if type(session) is not str or type(agent) is not str:
             field = "agent" if type(session) is str else "session_id"
             self.fail(field, f"expected a string, got {_kind(record[field])}")
         known = self._conversations
         self.streams.append(known.setdefault((session, agent), len(known)))
+        self.sessions.append(self._names.setdefault(session, len(self._names)))
 
     def _extend(self, ids: array[int], values: Any, field: str) -> None:
         """Append a list of ids; the array type checks the upper bound, all in C."""
@@ -397,11 +420,18 @@ class _Reader:
             outputs=np.concatenate(outputs) if outputs else np.empty(0, dtype=np.int32),
             output_offsets=ends,
             streams=np.frombuffer(self.streams, dtype=np.int64),
+            sessions=np.frombuffer(self.sessions, dtype=np.int64),
+            tenants=_told(self.tenants),
         )
 
 
 # JSON's true and false are integers to Python and to array, but not ids.
 _TRUTHS = frozenset({bool})
+
+
+def _told(tenants: list[str]) -> tuple[str, ...]:
+    """Whose each request is; nothing where it is told of none."""
+    return tuple(tenants) if any(tenants) else ()
 
 
 def _kind(value: object) -> str:

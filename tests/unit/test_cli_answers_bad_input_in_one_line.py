@@ -118,7 +118,7 @@ def test_faulty_line_is_named_by_file_line_and_field(
         (["--model", "GPT-0"], "--model"),
         (["--model", "nowhere.toml"], "nowhere.toml"),
         (["--model", "Llama-3.1-8B", "--capacity", "5"], "--capacity"),
-        (["--model", "Llama-3.1-8B", "--policy", "lru"], "--policy"),
+        (["--model", "Llama-3.1-8B", "--policy", "optimal"], "--policy"),
         (["--model", "Llama-3.1-8B", "--tiers", "device=1"], "--model"),
         (["--model", "Llama-3.1-8B", "--budget-bytes", "5"], "--budget-bytes"),
         (["--model", "Llama-3.1-8B", "--budget-bytes", "five"], "--budget-bytes"),

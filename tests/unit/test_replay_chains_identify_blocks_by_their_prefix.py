@@ -27,6 +27,8 @@ def make_trace(prompts: list[list[int]], unit: Unit, page_tokens: int) -> Trace:
         outputs=np.empty(0, dtype=np.int32),
         output_offsets=np.zeros(len(prompts) + 1, dtype=np.int64),
         streams=np.full(len(prompts), -1),
+        sessions=np.full(len(prompts), -1),
+        tenants=(),
     )
 
 

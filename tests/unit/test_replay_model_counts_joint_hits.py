@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ import pytest
 from radix.groups import Retention
 from radix.layout import Part
 from radix.options import OptionError
+from radix.policy.eviction import NATIVE_POLICIES
 from radix.replay.chains import encode_chains
 from radix.replay.checkpoints import parse_checkpoints
 from radix.replay.grouped import model_report, replay_model
 from radix.replay.index import replay_index
 from radix.replay.model_trace import fit
 from radix.replay.models import Layers, Model
-from radix.replay.options import BUDGET_LIMIT_BYTES, parse_budgets
+from radix.replay.options import BUDGET_LIMIT_BYTES, parse_budgets, parse_orders
 from radix.replay.progress import Progress
 from radix.replay.report import ModelReport, ModelRun
 from radix.replay.traces import Trace, read_trace
@@ -76,9 +78,10 @@ def block_trace(folder: Path, prompts: Sequence[Sequence[int]]) -> Trace:
     return read_trace(str(path))
 
 
-def run(trace: Trace, model: Model, policy: str, budget_bytes: int) -> ModelRun:
+def run(trace: Trace, model: Model, policy: str, budget_bytes: int, order: str = "lru") -> ModelRun:
     work = fit(trace, encode_chains(trace), model, 4)
-    return replay_model(work, parse_checkpoints(policy)[0], budget_bytes, Progress())
+    places = parse_checkpoints(policy)[0]
+    return replay_model(work, places, budget_bytes, Progress(), None, order)
 
 
 def conversations(seed: int, count: int = 120) -> list[list[int]]:
@@ -107,17 +110,18 @@ def test_hits_without_a_limit_equal_the_simulated_ones(
     assert sum(found.resident_bytes.values()) == cache.bytes()
 
 
+@pytest.mark.parametrize("order", [name for name in NATIVE_POLICIES if name != "cost"])
 @pytest.mark.parametrize("seed", range(3))
-def test_hits_of_attention_alone_equal_those_of_lru_at_every_budget(
-    tmp_path: Path, seed: int
+def test_hits_of_attention_alone_equal_those_of_its_policy_at_every_budget(
+    tmp_path: Path, seed: int, order: str
 ) -> None:
     prompts = conversations(seed)
     trace = block_trace(tmp_path, prompts)
     chains = encode_chains(trace)
     for blocks in (1, 5, 12, 40, 100):
-        counted = replay_index(trace, chains, blocks, "lru", Progress())
-        found = run(trace, MODELS["full"], "branch+turn", 4 * blocks + 3)
-        assert found.capacity_blocks == blocks
+        counted = replay_index(trace, chains, blocks, order, Progress())
+        found = run(trace, MODELS["full"], "branch+turn", 4 * blocks + 3, order)
+        assert (found.policy, found.capacity_blocks) == (order, blocks)
         assert (found.hit_blocks, found.usable_hit_blocks, found.total_blocks) == (
             counted.hit_blocks,
             counted.usable_hit_blocks,
@@ -238,3 +242,24 @@ def test_the_json_of_a_run_has_its_fields(tmp_path: Path) -> None:
     }
     assert (one["state_bytes"], one["state_bytes_peak"]) == (48, 48)
     assert json.loads(json.dumps(values)) == values
+
+
+def test_each_policy_runs_under_each_budget_and_needs_what_it_goes_by(tmp_path: Path) -> None:
+    trace = block_trace(tmp_path, conversations(2))
+    budgets, places = parse_budgets("5%,20%"), parse_checkpoints("turn,dense")
+    paid = replace(MODELS["state"], active_parameters=100.0)
+    found = model_report(trace, paid, 4, budgets, places, Progress(), None, ("lru", "cost"))
+    names = [(run.budget_bytes, run.checkpoints, run.policy) for run in found.runs]
+    sizes = [budget.bytes(found.footprint_bytes) for budget in budgets]
+    assert names == [
+        (size, policy, order)
+        for size in sizes
+        for policy in ("turn", "dense")
+        for order in ("lru", "cost")
+    ]
+    assert found.runs[2].hit_tokens != found.runs[3].hit_tokens
+    with pytest.raises(OptionError, match="--policy: model 'state' says no active_parameters"):
+        model_report(trace, MODELS["state"], 4, budgets, places, Progress(), None, ("cost",))
+    with pytest.raises(OptionError, match="--policy: no optimal is known for the groups"):
+        parse_orders("lru,optimal")
+    assert parse_orders("all") == tuple(name for name in NATIVE_POLICIES if name != "priority")

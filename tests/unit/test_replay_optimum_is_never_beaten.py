@@ -30,6 +30,8 @@ def chains_of(prompts: list[list[int]]) -> Chains:
             outputs=np.empty(0, dtype=np.int32),
             output_offsets=np.zeros(len(prompts) + 1, dtype=np.int64),
             streams=np.full(len(prompts), -1),
+            sessions=np.full(len(prompts), -1),
+            tenants=(),
         )
     )
 

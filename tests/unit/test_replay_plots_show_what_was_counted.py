@@ -130,8 +130,8 @@ def test_hit_ratio_by_capacity_draws_a_curve_for_each_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = drawn(monkeypatch)
-    runs = (Run("lru", 20, 5, 5, 10, 0.1), Run("lru", 10, 2, 2, 10, 0.1))
-    report = IndexReport("/x/t", 3, 10, 4, (*runs, Run("optimal", 10, 6, 6, 10, 0.1)))
+    runs = (Run("lru", 20, 5, 5, 10, 0.1, {}), Run("lru", 10, 2, 2, 10, 0.1, {}))
+    report = IndexReport("/x/t", 3, 10, 4, (*runs, Run("optimal", 10, 6, 6, 10, 0.1, {})))
     plots.plot_hit_ratio_by_capacity(report, tmp_path / "plot.png")
     check(tmp_path / "plot.png", figures[0])
     curves = {
@@ -151,6 +151,7 @@ def model_run(checkpoints: str, budget_bytes: int, hit_tokens: int) -> ModelRun:
         usable_hit_blocks=1,
         total_blocks=9,
         seconds=0.1,
+        tenants={},
         model="m",
         checkpoints=checkpoints,
         budget_bytes=budget_bytes,

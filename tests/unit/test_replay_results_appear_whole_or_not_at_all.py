@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 from radix.replay.output import draft_of
-from radix.replay.report import Check, IndexReport, Run, TieredReport, TieredRun, write_json
+from radix.replay.report import (
+    Check,
+    IndexReport,
+    Run,
+    TenantHits,
+    TieredReport,
+    TieredRun,
+    write_json,
+)
 from radix.replay.stopwatch import BYTES, REPLAY, TREE, StageTime
 
-RUN = Run("lru", 10, 4, 3, 9, 0.5)
+RUN = Run("lru", 10, 4, 3, 9, 0.5, {"a": TenantHits(1, 2, 4, 3)})
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
@@ -68,6 +76,9 @@ def test_index_report_has_exactly_the_fields_of_its_schema() -> None:
             "usable_hit_blocks": 3,
             "total_blocks": 9,
             "seconds": 0.5,
+            "tenants": {
+                "a": {"requests": 1, "hit_blocks": 2, "total_blocks": 4, "resident_blocks": 3}
+            },
         }
     ]
 
