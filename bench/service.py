@@ -250,7 +250,9 @@ def run_service(sizes: Sizes, place: Place) -> Outcome:
     tokens = np.random.default_rng(7).integers(0, 1 << 17, 4096).astype(np.int32)
     question, short = _question(tokens), _question(tokens[:256])
     paths = {name: str(folder / name) for name in ("service", "echo", "same")}
-    flags = json.dumps({"socket": paths["service"], "host_bytes": f"{sizes['pool_mib']}MiB"})
+    flags = json.dumps(
+        {"socket": paths["service"], "host_bytes": f"{sizes['pool_mib']}MiB", "store_share": "1"}
+    )
     counts = {"blocks read": 0}
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

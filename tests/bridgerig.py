@@ -35,7 +35,8 @@ class Domain:
     def __init__(self, folder: Path, tables: Any = None, **flags: str) -> None:
         self.folder, self.tables = folder, tables
         self.path = str(folder / "s")
-        told = {"socket": self.path, "admin": "none", "host_bytes": "1MiB", "disk_bytes": "64MiB"}
+        told = {"socket": self.path, "admin": "none", "store_share": "1"}
+        told |= {"host_bytes": "1MiB", "disk_bytes": "64MiB"}
         self.server = Server(read_config(None, told | flags, tables)).start()
 
     def client(self, groups: Sequence[Group] = GROUPS, **settings: Any) -> Client:

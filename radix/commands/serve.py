@@ -186,6 +186,8 @@ def _typed(key: str, value: str) -> Any:
             return [int(part) for part in value.split("+")]
     if key in ("namespaces", "certificate_names"):
         return value.split("+")
+    if key == "own_blocks":
+        return {"true": True, "false": False}.get(value, value)
     if key == "weight":
         with suppress(ValueError):
             return float(value)

@@ -155,11 +155,14 @@ def _misses(status: dict[str, Any]) -> Table:
 
 
 def _tenants(status: dict[str, Any]) -> Table:
-    columns = ("tenant", "domain", "connections", "leases", "asked", "hit", "quota")
+    columns = (
+        *("tenant", "domain", "connections", "leases", "asked", "hit"),
+        *("holds", "evicted", "quota", "weight"),
+    )
     table = _table("tenants", *columns, left=2)
     for tenant in status["tenants"]:
         asked = tenant["asked"]
-        quota = tenant["quota_bytes"]
+        quota, holds, went = (tenant[n] for n in ("quota_bytes", "used_bytes", "evicted_blocks"))
         table.add_row(
             tenant["name"],
             tenant["domain"],
@@ -167,7 +170,10 @@ def _tenants(status: dict[str, Any]) -> Table:
             f"{tenant['leases']:,}",
             f"{asked['asked']:,}",
             _percent(sum(asked["hits"].values()), asked["asked"]),
+            "-" if holds is None else size_text(sum(holds.values())),
+            "-" if went is None else f"{sum(went.values()):,}",
             "none" if quota is None else size_text(quota),
+            f"{tenant['weight']:g}",
         )
     return table
 

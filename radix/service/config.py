@@ -83,7 +83,8 @@ class ServiceConfig:
     ``listen``: TCP for other machines (None: none), with ``tls`` or tenants' secrets. ``admin``:
     HTTP, on loopback only (None: none). ``data``: directory of the disk tier (None: no disk).
     ``host_bytes``, ``disk_bytes``: limits of the tiers; ``remote``: URL of a remote tier (None:
-    none), ``remote_blocks``: that a store may know there of each group. ``policy``, ``write``,
+    none), ``remote_blocks``: that a store may know there of each group; ``store_share``: what a
+    store that says no size gets of what its domain has left. ``policy``, ``write``,
     ``write_after``, ``write_expected``: as of a flat store; ``write_budget_bytes_per_day``,
     ``write_burst_bytes``: of all disks of all stores together (None: no end; an hour's share).
     """
@@ -95,6 +96,7 @@ class ServiceConfig:
     data: Path | None
     host_bytes: int
     disk_bytes: int
+    store_share: float
     remote: str | None
     remote_blocks: int
     policy: str
@@ -169,9 +171,9 @@ def _positive(key: str, text: str) -> float:
     return seconds
 
 
-def _chance(key: str, text: str) -> float:
+def _part(key: str, text: str) -> float:
     if not re.fullmatch(r"[01]?\.[0-9]{1,9}|1", text) or not 0 < float(text) <= 1:
-        raise OptionError(key, f"expected a chance above 0 and up to 1 such as 0.1, got {text!r}")
+        raise OptionError(key, f"expected a part above 0 and up to 1 such as 0.1, got {text!r}")
     return float(text)
 
 
@@ -243,6 +245,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("data", "", NONE, "DIR", "directory of the disk tier", _path),
     Option("host_bytes", "", "1GiB", "SIZE", "memory for blocks", bytes_from(MIB)),
     Option("disk_bytes", "", "16GiB", "SIZE", "disk for blocks and their index", bytes_from(MIB)),
+    Option(
+        *("store_share", "", "0.75", "SHARE", "of what is left, for a store that says no size"),
+        _part,
+    ),
     Option("remote", "", NONE, "URL", "remote tier below the disk", _remote),
     Option(
         *("remote_blocks", "", "1048576", "N", "blocks that a store may know in the remote tier"),
@@ -262,7 +268,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         *("write_expected", "", "0.1", "CHANCE", "of being read back, with write_expected"),
-        _chance,
+        _part,
     ),
     Option(
         *("write_budget_bytes_per_day", "", NONE, "SIZE", "what disks may be given to write a day"),
@@ -412,6 +418,11 @@ def _check(config: ServiceConfig) -> None:
             raise OptionError(f"tenants.{named[0]}.certificate_names", "needs tls")
     if config.socket is not None and len(os.fsencode(config.socket)) > 107:
         raise OptionError("--socket", f"{config.socket} is longer than the 107 bytes of a socket")
+    shared = {tenant.domain for tenant in config.tenants if not tenant.own_blocks}
+    for tenant in config.tenants:
+        if tenant.own_blocks and tenant.name in shared:
+            what = "others share blocks in a domain of its name: give that domain another"
+            raise OptionError(f"tenants.{tenant.name}.own_blocks", what)
     users: dict[int, str] = {}
     for tenant in config.tenants:
         for uid in tenant.uids:

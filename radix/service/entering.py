@@ -14,6 +14,7 @@ import hmac
 import secrets
 from typing import Any
 
+from radix.service.choosing import Owner
 from radix.service.config import ServiceConfig
 from radix.service.context import Context
 from radix.service.opening import owned_by, parse_opening
@@ -139,7 +140,8 @@ def open_store(context: Context, session: Session, frame: Frame) -> None:
         if session.staging is None:
             session.staging = Staging(context.config.limits.staging_bytes)
         files = [hosted.host.descriptor, session.staging.descriptor]
-    namespace = owned_by(tenant.domain, opening.namespace, opening.signature)
+    owner = Owner(tenant.domain, tenant.name if tenant.own_blocks else "")
+    namespace = owned_by(owner, opening.namespace, opening.signature)
     if not any(opened.hosted is hosted for opened in session.stores.values()):
         hosted.users += 1
     number = len(session.stores) + 1

@@ -20,19 +20,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix.errors import TierError
+from radix.errors import TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
+from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import FlatLease, Mask
+from radix.options import OptionError
 from radix.policy.limits import Limits, Patience
+from radix.service.accounts import Accounts
 from radix.service.config import ServiceConfig
 from radix.service.opening import Signature
 from radix.service.protocol import ProtocolError, Status
 from radix.service.remote import StoreRemote
 from radix.store import FlatStore
+from radix.tenants import Tenants
 from radix.tier import Keys, Tier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
+from tiers.index import IndexTier
 from tiers.slab import ALIGNMENT_BYTES, stride_bytes
 from tiers.transfer import Planes
 
@@ -61,9 +66,16 @@ class Hosted:
     """
 
     def __init__(
-        self, domain: str, signature: Signature, config: ServiceConfig, room: tuple[int, int]
+        self,
+        domain: str,
+        signature: Signature,
+        config: ServiceConfig,
+        room: tuple[int, int],
+        tenants: Tenants | None,
     ) -> None:
-        """``room``: bytes of the pool and of the disk. Raises what ``FlatStore`` raises."""
+        """``room``: bytes of the pool and of the disk; ``tenants``: whose its blocks are, None
+        where that is not told apart. Raises what ``FlatStore`` raises.
+        """
         self.domain = domain
         self.signature = signature
         self.pool_bytes, self.disk_bytes = room
@@ -92,6 +104,7 @@ class Hosted:
             events=True,
             clock=time.monotonic_ns,
             limits=limits_of(config, self.disk_bytes),
+            tenants=tenants,
         )
         self.users = 0  # connections that have it open
         self.used = time.monotonic()
@@ -276,18 +289,27 @@ def digest_of(signature: Signature) -> str:
 
 
 class Domain:
-    """Those who share a pool: ``store`` finds or makes what an OPEN asks for."""
+    """Those who share a pool: ``store`` finds or makes what an OPEN asks for. ``accounts``: whose
+    its blocks are, ``tenants`` their terms, None where there is one account only.
+    """
 
     def __init__(self, name: str, config: ServiceConfig, room: tuple[int, int]) -> None:
-        """``room``: bytes of memory and of disk that its stores may take together."""
+        """``room``: bytes of memory and of disk that its stores may take together.
+
+        Raises ``OptionError`` for terms that it cannot keep, or that its policy does not know.
+        """
         self.name = name
+        self.accounts = Accounts(name, config)
+        self.tenants = self.accounts.terms(room)
+        _try_policy(config.policy, self.tenants)
         self._config = config
         self.host_bytes, self.disk_bytes = room
         self.stores: dict[str, Hosted] = {}
 
     def store(self, signature: Signature, pool_bytes: int) -> Hosted:
-        """The store of this kind; made with ``pool_bytes`` of what is left (0: all) if it is new.
-        Stores that nobody has open go first, the one unused for longest before the others.
+        """The store of this kind; made with ``pool_bytes`` of what is left (0: the share of it that
+        the configuration says, so that there is room for others) if it is new. Stores that nobody
+        has open go first, the one unused for longest before the others.
 
         Raises ``ProtocolError`` where the rest is too small, and what a store raises.
         """
@@ -297,19 +319,27 @@ class Domain:
         least = least_bytes(signature)
         wanted = max(pool_bytes, least)
         idle = sorted((s for s in self.stores.values() if not s.users), key=lambda s: s.used)
-        while self._left()[0] < wanted and idle:
+        deep = 0 if self._config.data is None else _LEAST_DISK_BYTES
+        while idle and (self._left()[0] < wanted or self._left()[1] < deep):
             self._close(idle.pop(0))
         left, disk = self._left()
         if left < least:
             raise ProtocolError(
-                f"domain {self.name!r} has {left} bytes left for a pool of at least {wanted}: "
-                "others have it open with more than they need (OPEN says pool_bytes)",
+                f"domain {self.name!r} has {left} of its {self.host_bytes} bytes left, and the "
+                f"least pool of this kind takes {least}: {len(self.stores)} others are open, with "
+                "what they said as pool_bytes, or store_share of what was left",
                 Status.NEVER_FITS,
             )
-        pool = min(pool_bytes, left) or left
-        share = max(_LEAST_DISK_BYTES, disk * pool // max(left, 1))
+        if disk < deep:
+            raise ProtocolError(
+                f"domain {self.name!r} has {disk} of its {self.disk_bytes} bytes of disk left, and "
+                f"a store takes {deep} at least: {len(self.stores)} others are open",
+                Status.NEVER_FITS,
+            )
+        pool = min(pool_bytes or max(least, int(self._config.store_share * left)), left)
+        share = max(deep, disk * pool // max(left, 1))
         pool = pool // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        made = Hosted(self.name, signature, self._config, (pool, share))
+        made = Hosted(self.name, signature, self._config, (pool, share), self.tenants)
         self.stores[signature.text] = made
         _LOG.info(
             "domain %s: opened a store of %d groups, %d bytes",
@@ -333,6 +363,16 @@ class Domain:
         for store in list(self.stores.values()):
             del self.stores[store.signature.text]
             store.close(until)
+
+
+def _try_policy(policy: str, tenants: Tenants | None) -> None:
+    """``OptionError`` for an order of eviction that no store of the service could go by."""
+    apart = None if tenants is None else Tenants()
+    try:
+        tiers = [IndexTier(1, "host")]
+        FlatStore([Group.full("any", 1)], tiers, key_bytes=16, policy=policy, tenants=apart).close()
+    except (ValueError, UnsupportedError) as error:
+        raise OptionError("--policy", str(error)) from None
 
 
 def least_bytes(signature: Signature) -> int:
@@ -364,7 +404,10 @@ def _shares(config: ServiceConfig, names: list[str], total: int, quota: str) -> 
             weights[name] = sum(tenant.weight for tenant in members)
         else:
             fixed[name] = sum(quotas)
-    rest = max(0, total - sum(fixed.values()))
+    if (promised := sum(fixed.values())) > total:
+        what = f"the quotas are {promised} of {total} bytes"
+        raise OptionError(f"tenants.{config.tenants[0].name}.{quota}", what)
+    rest = total - promised
     whole = sum(weights.values()) or 1.0
     for name in names:
         yield fixed[name] if name in fixed else int(rest * weights[name] / whole)

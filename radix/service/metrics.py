@@ -37,6 +37,10 @@ GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "radix_tenant_leases": ("Leases of a tenant.", ("tenant",)),
     "radix_tenant_used_bytes": ("Bytes of a tenant in a tier.", ("tenant", "tier")),
     "radix_tenant_quota_bytes": ("Bytes of memory that a tenant may take.", ("tenant",)),
+    "radix_tenant_disk_quota_bytes": ("Bytes of disk that a tenant may take.", ("tenant",)),
+    "radix_tenant_floor_bytes": ("Bytes of memory that others leave it.", ("tenant",)),
+    "radix_tenant_disk_floor_bytes": ("Bytes of disk that others leave it.", ("tenant",)),
+    "radix_tenant_weight": ("Its share where room is short.", ("tenant",)),
 }
 COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "radix_asked": ("Blocks or tokens asked for.", (*_STORE, "unit")),
@@ -63,6 +67,8 @@ COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "radix_evicted_blocks": ("Blocks that made room for others.", (*_STORE, "tier", "group")),
     "radix_tenant_asked": ("Blocks that a tenant asked for.", ("tenant", "unit")),
     "radix_tenant_hits": ("Of those, found.", ("tenant", "unit", "tier")),
+    "radix_tenant_evicted_blocks": ("Blocks of a tenant that made room.", ("tenant", "tier")),
+    "radix_tenant_refused_blocks": ("Blocks for which a tenant got no room.", ("tenant",)),
     "radix_events": ("What else was counted, by its own name.", (*_STORE, "event")),
 }
 # (stage, what) of our counters: the metric, and the words of its labels before what follows
@@ -185,10 +191,16 @@ def _tell_tenants(families: _Families, status: Status) -> None:
     for tenant in status.tenants:
         families.set("radix_tenant_connections", tenant.connections, tenant.name)
         families.set("radix_tenant_leases", tenant.leases, tenant.name)
-        if tenant.quota_bytes is not None:
-            families.set("radix_tenant_quota_bytes", tenant.quota_bytes, tenant.name)
+        families.set("radix_tenant_weight", tenant.weight, tenant.name)
+        for bound in ("quota_bytes", "disk_quota_bytes", "floor_bytes", "disk_floor_bytes"):
+            if (nbytes := getattr(tenant, bound)) is not None:
+                families.set(f"radix_tenant_{bound}", nbytes, tenant.name)
         for tier, used in (tenant.used_bytes or {}).items():
             families.set("radix_tenant_used_bytes", used, tenant.name, tier)
+        for tier, count in (tenant.evicted_blocks or {}).items():
+            families.count("radix_tenant_evicted_blocks", count, tenant.name, tier)
+        if tenant.refused_blocks is not None:
+            families.count("radix_tenant_refused_blocks", tenant.refused_blocks, tenant.name)
         _tell_asked(families, "radix_tenant", tenant.asked, (tenant.name,))
 
 

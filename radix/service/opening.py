@@ -13,6 +13,7 @@ from radix.errors import UnsupportedError
 from radix.groups import Group, Retention, Rule, check_groups, rule_of
 from radix.keys import Namespace
 from radix.layout import Layout
+from radix.service.choosing import Owner
 from radix.service.protocol import DIGEST_BYTES, ProtocolError, Status
 
 MOST_GROUPS = 16
@@ -153,15 +154,14 @@ def _group(value: object) -> tuple[Group, bytes]:
     return group, mark
 
 
-def owned_by(domain: str, namespace: Namespace, signature: Signature) -> Namespace:
-    """The namespace under which the blocks of a domain are kept: its name and fingerprints are in
+def owned_by(owner: Owner, namespace: Namespace, signature: Signature) -> Namespace:
+    """The namespace under which somebody's blocks are kept: his name and the fingerprints are in
     it, length-prefixed, whatever the client wrote there.
     """
     marks = b"".join(signature.fingerprints)
-    name = domain.encode()
     return replace(
         namespace,
-        salt=b"domain" + len(name).to_bytes(2, "big") + name + namespace.salt,
+        salt=owner.salted(namespace.salt),
         layout=len(marks).to_bytes(4, "big") + marks + namespace.layout,
     )
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import radix
 from radix.service.context import Context
 from radix.service.hosting import Hosted, digest_of
 from radix.service.session import Session
 from radix.service.status import Asked, Status, TenantStatus, store_status
+from radix.service.tenants import Tenant
 
 
 def name_of(hosted: Hosted) -> str:
@@ -32,13 +34,15 @@ def status_of(
         )
         for hosted in context.stores()
     )
-    held = _held_by(context)
     tenants = []
     for tenant in context.config.tenants:
         mine = [session for session in sessions if session.tenant is tenant]
         counted = context.counted[tenant.name]
         hits, misses = counted.below("has", "hit"), counted.below("has", "miss")
         asked = Asked("blocks", sum(hits.values()) + sum(misses.values()), hits, misses)
+        accounts = context.domains[tenant.domain].accounts
+        account = accounts.account(tenant)
+        own = _held_by(context, tenant) if len(accounts.members[account]) == 1 else None
         tenants.append(
             TenantStatus(
                 name=tenant.name,
@@ -46,7 +50,12 @@ def status_of(
                 weight=tenant.weight,
                 quota_bytes=tenant.quota_bytes,
                 disk_quota_bytes=tenant.disk_quota_bytes,
-                used_bytes=held[tenant.domain] if alone(context, tenant.domain) else None,
+                floor_bytes=tenant.floor_bytes,
+                disk_floor_bytes=tenant.disk_floor_bytes,
+                account=account,
+                used_bytes=None if own is None else own.used_bytes,
+                evicted_blocks=None if own is None else own.evicted,
+                refused_blocks=None if own is None else own.refused,
                 connections=len(mine),
                 leases=sum(len(session.leases) for session in mine),
                 asked=asked,
@@ -67,16 +76,31 @@ def status_of(
     )
 
 
-def alone(context: Context, domain: str) -> bool:
-    """Whether one tenant has a domain for itself: what the domain holds is his then."""
-    return sum(tenant.domain == domain for tenant in context.config.tenants) == 1
+@dataclass(slots=True)
+class _Held:
+    """What an account holds, by tier, and lost, in all stores of its domain."""
+
+    used_bytes: dict[str, int]
+    evicted: dict[str, int]
+    refused: int
 
 
-def _held_by(context: Context) -> dict[str, dict[str, int]]:
-    """Bytes of blocks by domain and tier."""
-    held: dict[str, dict[str, int]] = {domain: {} for domain in context.domains}
-    for hosted in context.stores():
-        used = held[hosted.domain]
-        for name, usage in hosted.flat.usage().items():
-            used[name] = used.get(name, 0) + usage.used_bytes
+def _held_by(context: Context, tenant: Tenant) -> _Held:
+    """What one tenant alone has; of a domain with one account all that is there."""
+    domain, held = context.domains[tenant.domain], _Held({}, {}, 0)
+    for hosted in domain.stores.values():
+        flat = hosted.flat
+        if domain.tenants is None:
+            evicted = flat.metrics.below("evict", "blocks")
+            for name, usage in flat.usage().items():
+                _add(held, name, usage.used_bytes, evicted.get(name, 0))
+        elif (use := flat.tenant_use().get(tenant.name)) is not None:
+            held.refused += use.refused
+            for name, share in use.tiers.items():
+                _add(held, name, share.used_bytes, share.evicted)
     return held
+
+
+def _add(held: _Held, tier: str, used_bytes: int, evicted: int) -> None:
+    held.used_bytes[tier] = held.used_bytes.get(tier, 0) + used_bytes
+    held.evicted[tier] = held.evicted.get(tier, 0) + evicted

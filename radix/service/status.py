@@ -13,6 +13,7 @@ from typing import Any
 
 from radix.cache import PrefixCache
 from radix.store import FlatStore
+from radix.tenants import TenantUse
 
 MOST_TRANSFERS = 64
 Facade = PrefixCache | FlatStore
@@ -81,7 +82,8 @@ class TransferStatus:
 class StoreStatus:
     """One cache or flat store.
 
-    ``transfers``: the first 64 under way, of ``transfers_under_way``; ``index_bytes``: of the tree.
+    ``transfers``: the first 64 under way, of ``transfers_under_way``; ``index_bytes``: of the tree;
+    ``tenants``: by account, empty where they are not told apart.
     """
 
     name: str
@@ -89,6 +91,7 @@ class StoreStatus:
     groups: Mapping[str, int]
     tiers: tuple[TierStatus, ...]
     asked: Asked
+    tenants: Mapping[str, TenantUse]
     writes: WriteStatus
     transfers_under_way: int
     transfers: tuple[TransferStatus, ...]
@@ -103,7 +106,9 @@ class StoreStatus:
 class TenantStatus:
     """A tenant: its limits (None: none of its own), who is connected, what it asked for and holds.
 
-    ``used_bytes``: by tier, None where that is not counted by tenant.
+    ``account``: under which its blocks are counted, with those of the tenants that share them.
+    ``used_bytes``, ``evicted_blocks`` by tier, ``refused_blocks`` (that got no room): None where
+    the account is not its own.
     """
 
     name: str
@@ -111,7 +116,12 @@ class TenantStatus:
     weight: float
     quota_bytes: int | None
     disk_quota_bytes: int | None
+    floor_bytes: int | None
+    disk_floor_bytes: int | None
+    account: str
     used_bytes: Mapping[str, int] | None
+    evicted_blocks: Mapping[str, int] | None
+    refused_blocks: int | None
     connections: int
     leases: int
     asked: Asked
@@ -174,6 +184,7 @@ def store_status(
         groups={group.name: group.block_bytes for group in store.groups},
         tiers=tiers,
         asked=asked_of(store),
+        tenants=store.tenant_use(),
         writes=_writes(store, write),
         transfers_under_way=len(jobs),
         transfers=_transfers(store, groups, now_ns),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from radix.options import OptionError, size_of
+from radix.tenants import LEAST_WEIGHT, MOST_WEIGHT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _LEAST_SECRET_BYTES = 16
@@ -28,8 +29,10 @@ class Tenant:
     over TCP (None: not over TCP, unless ``certificate_names`` do); ``certificate_names``: common
     names of TLS certificates that are this tenant. ``namespaces``: its models must begin with one
     of these texts. ``domain``: tenants of one domain share a pool and may hit each other's blocks.
-    ``quota_bytes``, ``disk_quota_bytes``: None for no limit of its own. ``weight``: its share where
-    room is short.
+    ``own_blocks``: of these tenants it shares the pool alone: its blocks are its own, others
+    neither hit nor push them out beyond their share. ``quota_bytes``, ``disk_quota_bytes``: None
+    for no limit of its own. ``floor_bytes``, ``disk_floor_bytes``: what the others of its domain
+    leave it (None: nothing). ``weight``: its share where room is short.
     """
 
     name: str
@@ -38,11 +41,15 @@ class Tenant:
     secret: bytes | None = field(repr=False)
     certificate_names: tuple[str, ...]
     namespaces: tuple[str, ...]
+    own_blocks: bool
     quota_bytes: int | None
     disk_quota_bytes: int | None
+    floor_bytes: int | None
+    disk_floor_bytes: int | None
     weight: float
 
 
+_SIZES = ("quota_bytes", "disk_quota_bytes", "floor_bytes", "disk_floor_bytes")
 _TENANT_KEYS = tuple(item.name for item in fields(Tenant) if item.name != "name")
 
 
@@ -78,15 +85,21 @@ def tenant_of(name: str, table: Mapping[str, Any]) -> Tenant:
     for key in table:
         if key not in known:
             raise OptionError(f"{where}.{key}", f"unknown; known: {', '.join(sorted(known))}")
-    values = {
-        key: _sized(f"{where}.{key}", table.get(key)) for key in ("quota_bytes", "disk_quota_bytes")
-    }
+    values = {key: _sized(f"{where}.{key}", table.get(key)) for key in _SIZES}
+    for floor, quota in (("floor_bytes", "quota_bytes"), ("disk_floor_bytes", "disk_quota_bytes")):
+        least, most = values[floor], values[quota]
+        if least is not None and most is not None and least > most:
+            what = f"expected at most its {quota}, {most}, got {least}"
+            raise OptionError(f"{where}.{floor}", what)
     domain = table.get("domain", name)
     if not isinstance(domain, str) or not _NAME.fullmatch(domain):
         raise OptionError(f"{where}.domain", f"expected a name, got {domain!r}")
-    weight = table.get("weight", 1)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e6:
-        raise OptionError(f"{where}.weight", f"expected a number above 0, got {weight!r}")
+    weight, own = table.get("weight", 1), table.get("own_blocks", False)
+    if type(weight) not in (int, float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        bounds = f"{LEAST_WEIGHT} to {MOST_WEIGHT:.0f}"
+        raise OptionError(f"{where}.weight", f"expected a number of {bounds}, got {weight!r}")
+    if not isinstance(own, bool):
+        raise OptionError(f"{where}.own_blocks", f"expected true or false, got {own!r}")
     return Tenant(
         name=name,
         domain=domain,
@@ -94,6 +107,7 @@ def tenant_of(name: str, table: Mapping[str, Any]) -> Tenant:
         secret=secret_of(f"{where}.secret_file", table.get("secret_file")),
         certificate_names=_texts(f"{where}.certificate_names", table.get("certificate_names", [])),
         namespaces=_texts(f"{where}.namespaces", table.get("namespaces", [""])),
+        own_blocks=own,
         weight=float(weight),
         **values,
     )

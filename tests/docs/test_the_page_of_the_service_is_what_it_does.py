@@ -48,13 +48,15 @@ def test_the_commands_and_files_that_it_names_exist() -> None:
 
 
 def test_the_tenant_that_it_shows_is_one(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
+    block, others = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o600)
     told = tomllib.loads(block.replace("/etc/radix/acme.secret", str(secret)))
     acme = tenant_of("acme", told["tenants"]["acme"])
     assert (acme.uids, acme.namespaces, acme.weight) == ((1001,), ("acme/",), 2)
+    apart = [tenant_of(*each) for each in tomllib.loads(others)["tenants"].items()]
+    assert {(each.domain, each.own_blocks) for each in apart} == {("acme", True)}
     (flag,) = re.findall(r"`--tenant (\S+)`", TEXT)
     from radix.commands.serve import tenant_of_flag
 

@@ -47,7 +47,13 @@ class Service:
     def __init__(self, folder: Path, tenants: dict[str, Any] | None = None, **flags: str) -> None:
         self.path = str(folder / "radix.sock")
         told = {
-            "flags": {"socket": self.path, "host_bytes": "16MiB", "disk_bytes": "64MiB", **flags}
+            "flags": {
+                "socket": self.path,
+                "host_bytes": "16MiB",
+                "disk_bytes": "64MiB",
+                "store_share": "1",
+                **flags,
+            }
         }
         if tenants is not None:
             told["tenants"] = tenants

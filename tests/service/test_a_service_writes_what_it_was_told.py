@@ -40,6 +40,8 @@ def test_what_nobody_reads_back_is_written_no_more(tmp_path: Path) -> None:
         assert writes["chances"][0] < 0.2  # asked for once: none of them was asked for again
         not_written = counters["store.not_expected.disk.kv"]
         assert not_written + counters["store.blocks.disk.kv"] == 6000
+        (tenant,) = service.status()["tenants"]
+        assert tenant["evicted_blocks"]["host"] == 6000 - 4 * MIB // SIZE
         assert not_written > 1000  # all that came once it was known
         assert writes["written_bytes"]["disk"] < (6000 - 1000) * SIZE * 1.5
 
@@ -67,8 +69,8 @@ def test_stores_share_a_budget_as_they_share_the_disk() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("write_expected", "0", "a chance above 0"),
-        ("write_expected", "1.5", "a chance above 0"),
+        ("write_expected", "0", "a part above 0"),
+        ("write_expected", "1.5", "a part above 0"),
         ("write_after", "255", "from 1 to 254"),
         ("write_budget_bytes_per_day", "12", "at least 1048576 bytes"),
     ],

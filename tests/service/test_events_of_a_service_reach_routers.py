@@ -46,7 +46,7 @@ def agree(domain: Domain, bridge: Bridge, *routers: Router) -> None:
 
 
 def test_routers_know_what_memory_and_disk_hold(tmp_path: Path) -> None:
-    with Domain(tmp_path, data=str(tmp_path / "data"), disk_bytes="8MiB") as domain:
+    with Domain(tmp_path, data=str(tmp_path / "data"), disk_bytes="16MiB") as domain:
         bridge = bridge_of(domain)
         early = router_of(bridge)
         nobody = bridge_of_nobody(tmp_path)

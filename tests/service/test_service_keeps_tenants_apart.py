@@ -184,7 +184,7 @@ def test_a_store_beyond_what_a_domain_has_is_refused_and_changes_nothing(
             tenant="red",
             secret=SECRETS["red"],
         )
-        with pytest.raises(NeverFitsError, match="domain 'red' has 0 bytes left"):
+        with pytest.raises(NeverFitsError, match="domain 'red' has 0 of its 2097152 bytes"):
             large.has(keys_of([1]), namespace=Namespace("red/m"))
         large.close()
     service.until(lambda told: told["connections"] == 0)

@@ -15,6 +15,7 @@ from radix.errors import UnsupportedError
 from radix.groups import Group, Retention, Rule, rule_of
 from radix.keys import Namespace
 from radix.layout import Layout
+from radix.service.choosing import Owner, owner_of
 from radix.service.opening import declared, owned_by, parse_opening
 from radix.service.protocol import ProtocolError
 from radix.service.reach import first_gap, joint_pages, needed_pages
@@ -117,11 +118,15 @@ def test_groups_that_a_page_cannot_hold_are_refused_by_name() -> None:
             parse_opening(declared((group,), 16, 16, Namespace(), 0), 1)
 
 
-@given(st.binary(max_size=40), st.binary(max_size=40), st.sampled_from(["a", "ab", "b", "domain"]))
-def test_no_namespace_of_a_domain_is_one_of_another(salt: bytes, other: bytes, domain: str) -> None:
+_WHO = [Owner(d, t) for d in ("a", "ab", "b", "domain") for t in ("", "a", "b", "tenant")]
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.sampled_from(_WHO))
+def test_no_namespace_of_one_owner_is_one_of_another(salt: bytes, other: bytes, who: Owner) -> None:
     signature = parse_opening(declared((Group.full("kv", 64),), 32, 0, Namespace(), 0), 1).signature
-    mine = owned_by(domain, Namespace("m", salt=salt), signature)
-    for name in ("a", "ab", "b", "domain"):
-        theirs = owned_by(name, Namespace("m", salt=other), signature)
-        same = name == domain and salt == other
+    mine = owned_by(who, Namespace("m", salt=salt), signature)
+    assert owner_of(mine.salt) == who
+    for owner in _WHO:
+        theirs = owned_by(owner, Namespace("m", salt=other), signature)
+        same = owner == who and salt == other
         assert (mine.canonical() == theirs.canonical()) == same

@@ -103,9 +103,11 @@ function showTables(status) {
     tenant.name, tenant.domain, countText(tenant.connections), countText(tenant.leases),
     countText(tenant.asked.asked), percentText(tenant.asked.hit_ratio),
     tenant.used_bytes ? Object.entries(tenant.used_bytes).map(([tier, used]) => `${tier} ${bytesText(used)}`).join(", ") : "–",
-    tenant.quota_bytes === null ? "none" : bytesText(tenant.quota_bytes), String(tenant.weight),
+    tenant.evicted_blocks ? countText(Object.values(tenant.evicted_blocks).reduce((sum, count) => sum + count, 0)) : "–",
+    tenant.quota_bytes === null ? "none" : bytesText(tenant.quota_bytes),
+    tenant.floor_bytes === null ? "none" : bytesText(tenant.floor_bytes), String(tenant.weight),
   ]);
-  fillTable(at("tenants"), [["tenant"], ["domain"], ["connections", 1], ["leases", 1], ["asked", 1], ["hit", 1], ["holds"], ["quota", 1], ["weight", 1]], tenants, "no tenants");
+  fillTable(at("tenants"), [["tenant"], ["domain"], ["connections", 1], ["leases", 1], ["asked", 1], ["hit", 1], ["holds"], ["evicted", 1], ["quota", 1], ["floor", 1], ["weight", 1]], tenants, "no tenants");
   const moving = [];
   for (const store of status.stores) {
     for (const job of store.transfers) {
