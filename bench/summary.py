@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bench.measure import OURS
+from bench.measure import LIMIT, OURS
 
 Json = dict[str, Any]
 PEERS = ("sglang-rust", "sglang-python", "sglang-radix", "vllm", "dynamo", "lmcache")
@@ -18,7 +18,8 @@ SHOWN = ("trees", "vllm", "dynamo", "lmcache")  # those whose targets stand in t
 
 class Beside(NamedTuple):
     """One operation: who else does it and what it takes them, and us; ``times``: how many times
-    better ours is; ``target``: at least so many, or None.
+    better ours is; ``target``: at least so many, or None; ``possible``: as many as the limit of the
+    machine is better than theirs, where that was measured.
     """
 
     benchmark: str
@@ -30,6 +31,7 @@ class Beside(NamedTuple):
     whose: str
     times: float
     target: float | None
+    possible: float | None
 
 
 def compared(report: Json) -> Iterator[Beside]:
@@ -37,6 +39,11 @@ def compared(report: Json) -> Iterator[Beside]:
     for block in report["benchmarks"]:
         rows = {row["name"]: row for row in block.get("rows", ())}
         targets = {each["name"]: each for each in block.get("targets", ())}
+        limits = {
+            each["name"]: each["median"]
+            for each in block.get("ratios", ())
+            if rows.get(each["to"], {}).get("subject") == LIMIT
+        }
         for each in block.get("ratios", ()):
             one, other = rows.get(each["name"]), rows.get(each["to"])
             if not one or not other:
@@ -56,6 +63,7 @@ def compared(report: Json) -> Iterator[Beside]:
                 whose=whose,
                 times=each["median"],
                 target=None if target is None else target["value"],
+                possible=limits.get(each["name"]),
             )
 
 
@@ -68,7 +76,7 @@ def summary_of(report: Json) -> str:
     ]
     for each in found:
         if each.target is not None and each.benchmark in SHOWN:
-            reached = "" if each.times >= each.target else " (missed)"
+            reached = "" if each.times >= each.target else f" (missed{_limited(each)})"
             lines.append(f"{_cells(each)} {each.target:g}{reached} |")
     lost = sorted((each for each in found if each.times < 1), key=lambda each: each.times)
     lines += [
@@ -80,6 +88,13 @@ def summary_of(report: Json) -> str:
         *(_cells(each) for each in lost),
     ]
     return "\n".join(lines)
+
+
+def _limited(each: Beside) -> str:
+    """Whether a target lies beyond what the machine's limit allows at the least work."""
+    if each.possible is None or each.target is None or each.possible >= each.target:
+        return ""
+    return f"; the limit: {each.possible:.3g}"
 
 
 def _cells(each: Beside) -> str:

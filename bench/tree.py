@@ -39,6 +39,7 @@ ROUNDS = 7
 # bytes a token: 4.6 of the tree, a slot a page, and where pages have keys 16 bytes for each
 WITHOUT_KEYS = 4.6 + 4 / PAGE_TOKENS
 WITH_KEYS = WITHOUT_KEYS + 16 / PAGE_TOKENS
+NOTHING = "PrefixCache.match of no tokens"
 MEMCMP = "memcmp of the same bytes, two calls"
 COPY = "np.copyto of the same bytes"
 
@@ -77,6 +78,8 @@ def run_match(sizes: Sizes, place: Place) -> Outcome:
             spans = _facade_us(cache, order, read=True)
             rounds.add_median("PrefixCache.match, prompt just read", OURS, "us", spans)
             at_random = shuffled(count, rng)
+            nothing = [rows[0][:0]] * count
+            rounds.add_median(NOTHING, PLAIN, "us", _facade_us(cache, nothing))
             rounds.add_median(MEMCMP, LIMIT, "us", limit.measure_us(at_random))
             empty = limit.measure_us(at_random, nothing=True)
             rounds.add_median("memcmp of no bytes, two calls", PLAIN, "us", empty)

@@ -7,12 +7,13 @@ comparable stands in the docstrings of the children and in the README.
 
 from __future__ import annotations
 
-from bench.measure import OURS, Benchmark, Outcome, Place, Ratio, Row, Sizes, Target
+from bench.measure import LIMIT, OURS, Benchmark, Outcome, Place, Ratio, Row, Sizes, Target
 from bench.peers.lookupwork import APPLY, BOTH, HASH, MATCH, MEMORY, READ
 from bench.peers.protocol import Case, Found, Peer, measure_cases, times_faster
 
 PROGRAM = "bench.peers.radix_blocks_child"
 CACHE, LISTS, TREE = "PrefixCache", "PrefixCache given lists", "TreeCore"
+ALONE = "Python alone"
 VLLM, DYNAMO = "vLLM", "Dynamo"
 SEED = 11
 
@@ -41,6 +42,7 @@ def run_vllm(sizes: Sizes, place: Place) -> Outcome:
         Peer(CACHE, OURS, PROGRAM, arguments=("requests", "cache")),
         Peer(LISTS, OURS, PROGRAM, arguments=("requests", "lists")),
         Peer(TREE, OURS, PROGRAM, arguments=("requests", "tree")),
+        Peer(ALONE, LIMIT, PROGRAM, arguments=("requests", "alone")),
     ]
     rows: list[Row] = []
     facts: dict[str, int | str] = {}
@@ -51,6 +53,7 @@ def run_vllm(sizes: Sizes, place: Place) -> Outcome:
     found = measure_cases(peers, cases, SEED, place)
     for case in cases:
         name, each = case.name, found[case.name]
+        each.facts.pop(ALONE, None)  # it does nothing
         rows += [row for row in each.rows(name) if _shown(row.name)]
         pairs += [
             (f"{name}total, {VLLM}", f"{name}total, {CACHE}", 80.0),
@@ -68,8 +71,10 @@ def run_vllm(sizes: Sizes, place: Place) -> Outcome:
 
 
 def _shown(name: str) -> bool:
-    """Of lists only what differs."""
+    """Of lists only what differs, of calls that do nothing their sum."""
     stage = name.partition(": ")[2]
+    if stage.endswith(ALONE):
+        return stage.startswith("total")
     return not stage.endswith(LISTS) or stage.startswith(("convert", "total"))
 
 

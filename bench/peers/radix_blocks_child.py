@@ -3,7 +3,7 @@
 
 ``cache`` is the facade, PrefixCache over a tier of slots without bytes; ``lists`` the same, given
 lists of Python ints that are converted first; ``tree`` is TreeCore with a SlotPool, evicting where
-the pool is empty.
+the pool is empty; ``alone`` is what Python takes of the facade's calls where they do nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from bench.peers.child import Work, serve
 from bench.peers.lookupwork import Index, LookupWork
 from bench.peers.requestwork import Blocks, RequestWork, Spans
 from bench.workloads import Prompts
+from radix._native import Match, tree_match, tree_peek
 from radix.cache import PrefixCache
+from radix.gate import Gate
 from radix.groups import Group
 from radix.plan import Cursor
 from radix.pool import FREE, RESERVED, USED, SlotPool
 from radix.tree import TreeCore
 from tiers.index import IndexTier
+
+_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class _Ours:
@@ -96,6 +100,105 @@ class ListBlocks(FacadeBlocks):
         us = (time.perf_counter_ns() - start) / 1e3
         spans, hit = super().serve(tokens)
         return (us, *spans), hit
+
+
+class _Pin:
+    """An object that a call makes, and another ends."""
+
+    __slots__ = ("calls", "cursor")
+
+    def __init__(self, calls: _Calls, cursor: Cursor) -> None:
+        self.calls, self.cursor = calls, cursor
+
+    def release(self, *, hints: object = None) -> None:
+        """One empty native call."""
+        calls = self.calls
+        gate = calls.gate
+        gate.take(False)
+        try:
+            tree_peek(calls.capsule, 0)
+        finally:
+            gate.leave()
+
+
+class _Calls:
+    """Methods with the parameters, lock and results of the facade, one empty native call each."""
+
+    __slots__ = ("capsule", "gate", "nothing", "root")
+
+    def __init__(self, tree: TreeCore, root: int) -> None:
+        self.gate, self.capsule, self.root = Gate(), tree.capsule, root
+        self.nothing = np.empty(0, np.int32)
+
+    def match(
+        self,
+        tokens: object,
+        *,
+        namespace: object = None,
+        leave: int = 1,
+        content: object = None,
+    ) -> tuple[Match, Cursor]:
+        """Of no tokens."""
+        gate = self.gate
+        gate.take(False)
+        try:
+            found = tree_match(self.capsule, self.root, self.nothing, leave, 1)
+            return found, _tuple(Cursor, (self.root, found[5], found[2]))
+        finally:
+            gate.leave()
+
+    def lease(self, cursor: Cursor, *, groups: object = None) -> _Pin:
+        """Pins nothing."""
+        gate = self.gate
+        gate.take(False)
+        try:
+            tree_peek(self.capsule, 0)
+            return _Pin(self, cursor)
+        finally:
+            gate.leave()
+
+    def insert(
+        self,
+        tokens: object,
+        lease: _Pin,
+        *,
+        slots: object = None,
+        partial: bool = False,
+        boundaries: Sequence[int] = (),
+        content: object = None,
+    ) -> tuple[int, int, list[Any]]:
+        """Room for no slots, and the end."""
+        gate = self.gate
+        gate.take(False)
+        try:
+            kept = np.empty(0, np.int32)
+            lease.cursor = _tuple(Cursor, (self.root, tree_peek(self.capsule, 0), 0))
+            return 0, 0, [kept]
+        finally:
+            gate.leave()
+
+
+class AloneBlocks(FacadeBlocks):
+    """No less can be had of four calls from Python; nothing hits."""
+
+    def open(self, page_tokens: int, blocks: int) -> None:
+        """An empty tree, that stays so."""
+        tree = TreeCore(4 * page_tokens, groups=1, tiers=1, keep_keys=False)
+        self._calls = _Calls(tree, tree.root())
+
+    def serve(self, prompt: Any) -> tuple[Spans, int]:
+        """As the facade is called."""
+        calls, clock = self._calls, time.perf_counter_ns
+        t0 = clock()
+        _, cursor = calls.match(prompt)
+        t1 = clock()
+        lease = calls.lease(cursor)
+        t2 = clock()
+        calls.insert(prompt, lease)
+        t3 = clock()
+        lease.release()
+        t4 = clock()
+        return ((t1 - t0) / 1e3, (t2 - t1) / 1e3, (t3 - t2) / 1e3, (t4 - t3) / 1e3), 0
 
 
 class CoreBlocks(_Ours):
@@ -236,6 +339,7 @@ POOLS: dict[str, Callable[[], Blocks]] = {
     "cache": FacadeBlocks,
     "lists": ListBlocks,
     "tree": CoreBlocks,
+    "alone": AloneBlocks,
 }
 INDEXES: dict[str, Callable[[], Index]] = {"cache": FacadeIndex, "tree": CoreIndex}
 

@@ -3,14 +3,16 @@
 Kept here: all are child processes of one protocol and take turns round by round; what they count
 (tokens that hit, that were there, that were evicted) must be alike, or no figure is shown; the
 targets are ratios to SGLang's default, the Rust core, of TreeCore, the tree alone. PrefixCache, the
-facade, stands beside it: it also takes slots, commits them and gives them back.
+facade, stands beside it: it also takes slots, commits them and gives them back. "limit" is what the
+machine asks of any tree that verifies tokens (``limit_child``): how many times faster than the peer
+that is says which targets can be reached here at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.measure import OURS, Benchmark, Facts, Outcome, Place, Row, Sizes, Target, ratio
+from bench.measure import LIMIT, OURS, Benchmark, Facts, Outcome, Place, Row, Sizes, Target, ratio
 from bench.peers.protocol import Case, Found, Peer, measure_cases, times_faster
 
 SEED = 61
@@ -44,6 +46,11 @@ def _ours(*kinds: str) -> list[Peer]:
 def _sglang(*kinds: str) -> list[Peer]:
     program = "bench.peers.sglang_child"
     return [Peer(f"sglang-{kind}", f"sglang-{kind}", program, "sglang", (kind,)) for kind in kinds]
+
+
+def _limit() -> Peer:
+    """What any tree that verifies tokens has to pay here."""
+    return Peer(LIMIT, LIMIT, "bench.peers.limit_child")
 
 
 def _versions(found: Mapping[str, Found]) -> dict[str, str]:
@@ -102,13 +109,14 @@ def _outcome(
 def run_trees(sizes: Sizes, place: Place) -> Outcome:
     """us of each operation, page 16, a full group alone."""
     cases = [Case(f"{workload}: ", workload, sizes) for workload in ("shared", "turns")]
-    peers = [*_sglang("rust", "python", "radix"), *_ours(CORE, FACADE)]
+    peers = [*_sglang("rust", "python", "radix"), *_ours(CORE, FACADE), _limit()]
     found = measure_cases(peers, cases, SEED, place)
     rows = [row for each in found.values() for row in each.rows()]
     pairs: list[tuple[str, str, float | None]] = []
     for name in [*TIMES, *OTHERS]:
         pairs.append((f"{name}, {RUST}", f"{name}, {CORE}", TIMES.get(name)))
         pairs.append((f"{name}, {RUST}", f"{name}, {FACADE}", None))
+        pairs.append((f"{name}, {RUST}", f"{name}, {LIMIT}", None))
     return _outcome(found, rows, pairs)
 
 
@@ -122,7 +130,7 @@ def run_pages(sizes: Sizes, place: Place) -> Outcome:
         for page in (sizes["small_page_tokens"], sizes["large_page_tokens"])
         for workload in ("shared", "turns")
     ]
-    found = measure_cases([*_sglang("rust"), *_ours(CORE)], cases, SEED, place)
+    found = measure_cases([*_sglang("rust"), *_ours(CORE), _limit()], cases, SEED, place)
     rows: list[Row] = []
     pairs: list[tuple[str, str, float | None]] = []
     for case in cases:
@@ -132,6 +140,7 @@ def run_pages(sizes: Sizes, place: Place) -> Outcome:
         for name, times in TIMES.items():
             begin = f"page {page}: {name}, "
             pairs.append((begin + RUST, begin + CORE, times))
+            pairs.append((begin + RUST, begin + LIMIT, None))
     return _outcome(found, rows, pairs)
 
 

@@ -40,6 +40,15 @@ def test_requests_hit_what_was_there_before(kind: str) -> None:
     assert ("convert" in stages) == (kind == "lists")
 
 
+def test_calls_that_do_nothing_hit_nothing() -> None:
+    peer = Peer("alone", "limit", PROGRAM, arguments=("requests", "alone"))
+    case = Case("a", "shared", {**SHARED, "page_tokens": 16, "percent": 100})
+    found = measure_cases([peer], [case], 3)["a"]
+    assert found.failed == {}
+    assert found.facts["alone"] == {"requests": 12, "hit_tokens": 0}
+    assert set(found.samples["alone"]) == {"match", "lease", "insert", "release", "total"}
+
+
 @pytest.mark.parametrize("kind", ["cache", "tree"])
 def test_lookups_find_every_block_that_went_in(kind: str) -> None:
     peer = Peer(kind, "radix", PROGRAM, arguments=("lookups", kind))

@@ -58,6 +58,20 @@ def test_counts_follow_from_the_sizes(kind: str) -> None:
         assert found[f"{name} keys"].facts[kind] == {"converted_tokens": 9 * 512 * 3}
 
 
+@pytest.mark.parametrize("page_tokens", [1, 16, 64])
+def test_the_limit_has_a_figure_for_each_operation(page_tokens: int) -> None:
+    peers = [
+        Peer("tree", "radix", "bench.peers.radix_child", arguments=("tree",)),
+        Peer("limit", "limit", "bench.peers.limit_child"),
+    ]
+    sizes = {**SIZES, "page_tokens": page_tokens}
+    cases = [Case(workload, workload, sizes) for workload in ("shared", "turns")]
+    for found in measure_cases(peers, cases, 3).values():
+        assert found.failed == {}  # it fails where what it compares differs
+        assert found.samples["limit"].keys() == found.samples["tree"].keys()
+        assert found.facts["limit"] == {}
+
+
 def test_an_unknown_tree_is_refused_by_name() -> None:
     peer = Peer("x", "radix", "bench.peers.radix_child", arguments=("bush",))
     found = measure_cases([peer], [Case("a", "shared", SIZES)], 3)
