@@ -15,6 +15,7 @@ from radix.keys import Tokens, as_tokens, check_range
 from radix.tier import Slots, Tier
 
 _INT32 = np.dtype(np.int32)  # one object for all arrays but those of exotic origin
+_ARRAY = np.ndarray
 MOST_PAGE_TOKENS = 65536
 MOST_COLUMNS = 64  # RDX_MAX_COLUMNS
 MOST_SECONDS = 1e6  # eleven days: every clock takes them, in milliseconds and in nanoseconds
@@ -22,7 +23,7 @@ MOST_SECONDS = 1e6  # eleven days: every clock takes them, in milliseconds and i
 
 def int32(tokens: object) -> Tokens:
     """Token ids as a contiguous int32 array; int32 arrays pass unseen, others as ``as_tokens``."""
-    if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32 and tokens.ndim == 1:
+    if type(tokens) is _ARRAY and tokens.dtype is _INT32 and tokens.ndim == 1:
         return tokens if tokens.flags.c_contiguous else np.ascontiguousarray(tokens)
     return as_tokens(tokens)
 

@@ -157,7 +157,7 @@ class Driven(Serving):
         ``CapacityError``. Raises ``LeaseError`` for a lease that is released, another cache's, or
         ends behind what the device holds; ``ValueError``, ``SlotError``. Cost: the new pages.
         """
-        run, gate = int32(tokens), self.gate
+        run, gate = int32(tokens), self._reach.gate
         if not gate.take(False):
             gate.refuse()
         try:

@@ -20,7 +20,9 @@ from radix.plan import Cursor
 from radix.tier import Slots
 from radix.tree import NO_SLOT, raise_status
 
-_NONE = np.empty(0, np.int32)
+_INT32 = np.dtype(np.int32)  # what names it is looked up each time
+_NONE = np.empty(0, _INT32)
+_empty = np.empty
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -77,7 +79,7 @@ class PooledInsert:
             return None
         if pools is not self._pools:
             self._take_up(pools)
-        kept = np.empty(groups * count, np.int32)
+        kept = _empty(groups * count, _INT32)
         try:
             done = tree_insert_pooled(
                 self._tree.capsule, at, run, self._address, boundary, number, kept
