@@ -30,7 +30,7 @@ from radix.events import BlocksStored, Event
 from radix.finding import Finding
 from radix.front import above
 from radix.gate import Gate
-from radix.groups import Group, Rule, check_groups, rule_of
+from radix.groups import Group, Rule, check_groups, path_group, rule_of
 from radix.hints import Hints, Time
 from radix.holding import Keeps, kept_pages
 from radix.inserting import Inserted as Inserted
@@ -262,7 +262,8 @@ class PrefixCache(Stepping, Traffic):
         try:
             for number, tier in enumerate(self.tiers):
                 upper = media[above(media, number)] if number else None
-                tier.attach(self.groups, self.keys.page_bytes, upper)
+                told = 1 if tier.capability.finds else path_group(self.residency.rules)[1]
+                tier.attach(self.groups, self.keys.page_bytes * told, upper)
                 opened.append(tier)
             if self.residency.shares is not None:
                 self.residency.shares.opened()

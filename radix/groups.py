@@ -176,6 +176,19 @@ def rule_of(group: Group, page_tokens: int) -> Rule:
     )
 
 
+def path_group(rules: Sequence[Rule]) -> tuple[int, int]:
+    """The group whose blocks tell all the pages of a path when a disk is opened again, and how many
+    pages one of them tells: the smallest blocks of a group that needs every one. (-1, 1): none.
+    """
+    found = [
+        (rule.block_pages, number)
+        for number, rule in enumerate(rules)
+        if rule.everywhere and not rule.lookahead_pages
+    ]
+    pages, number = min(found, default=(1, -1))
+    return number, pages
+
+
 def check_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
     """The groups as a tuple; ``ValueError`` for none, or two of one name."""
     result = tuple(groups)

@@ -68,6 +68,8 @@ class Records:
     ``namespace``: canonical bytes; ``keys``, ``parents``: (n, 16) uint8 chained keys, or keys
     (n, 32) with zero parents in the flat store; ``pages``: (n, page_bytes) uint8 or None where
     only keys are known; ``positions``: (n,) int64, pages before this one, -1 where unknown.
+    Where no group has a block a page, ``pages`` are all of a block, and its parent is the key
+    before the first of them; ``page_bytes``, as a tier is attached with, are of so many.
     """
 
     namespace: bytes

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from radix import jobs
 from radix.events import Event
+from radix.groups import path_group
 from radix.jobs import Jobs, Key, Place
 from radix.plan import Cursor, Demand, Move, Pages
 from radix.policy.expected import expected_of
@@ -57,6 +58,7 @@ class Transfers(Jobs[Move]):
         written = write if self.tree.key_bytes else ""
         self._first_lasting, self.expected = expected_of(written, self.tiers)
         self._namespaces = namespaces
+        self._path_group, self._path_pages = path_group(self.residency.rules)
         self.worth: Callable[[int], bool] | None = None  # whether a tier is written at all
         self.later: Later | None = None  # where blocks do not go down as soon as they are new
         # (tier, group, slot) of dropped blocks that these still read: jobs by number, requests by
@@ -264,17 +266,28 @@ class Transfers(Jobs[Move]):
         return self._begin(move, upper, lower, keys, owner, unpin)
 
     def _records(self, move: Move) -> Records:
-        first, last = int(move.pages[0]), int(move.pages[-1])
-        pick = move.pages - first
-        keys = self.tree.keys(move.at, first, last - first + 1)
+        """Each with the page where the block stands; those from which paths are built again with
+        all pages of the block, the others as wide as these. What is found by key needs no path.
+        """
+        room = 1 if self.tiers[move.target].capability.finds else self._path_pages
+        told = room if move.group == self._path_group else 1
+        first = int(move.pages[0]) - told + 1
+        count = int(move.pages[-1]) - first + 1
+        keys = self.tree.keys(move.at, first, count)
         parents = np.empty_like(keys)
         parents[1:] = keys[:-1]
         parents[0] = np.frombuffer(self.residency.parent_key(move.at, first), np.uint8)
+        pages = self.tree.pages(move.at, first, count)
+        pick = move.pages - first
+        if room > 1:
+            wide = np.zeros((len(pick), room, pages.shape[1]), np.uint8)
+            wide[:, :told] = pages[pick[:, None] + np.arange(1 - told, 1)]
+            pages = wide.reshape(len(pick), -1)
         return Records(
             namespace=self._namespaces[move.at.root],
             keys=keys[pick],
-            parents=parents[pick],
-            pages=self.tree.pages(move.at, first, last - first + 1)[pick],
+            parents=parents[pick - told + 1],
+            pages=pages if room > 1 else pages[pick],
             positions=move.pages,
         )
 

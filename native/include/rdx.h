@@ -89,6 +89,11 @@ int rdx_checksum_blocks(const rdx_plane *src, uint32_t planes, const int32_t *sl
                         uint64_t *out);
 /* Touches every page of [address, address+bytes) with `threads` threads (pre-fault). */
 int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads);
+#define RDX_HUGE_BYTES (2u << 20)
+/* Puts the whole huge pages of a fresh range on such where the system is asked to but gives none at
+ * the first touch, as for files of memory under shmem_enabled=never (Linux 6.1). What comes of it
+ * the system tells; what is refused stays untouched, and is no error. */
+int rdx_take_huge(uint64_t address, uint64_t bytes, uint32_t threads);
 
 /* ---------------------------------------------------------------- transfer threads (io.c) */
 typedef struct rdx_io rdx_io;
@@ -593,10 +598,11 @@ void rdx_column_get_stats(const rdx_tree *tree, uint32_t column, rdx_column_stat
  * each), pages (page_bytes each) and slots; ids ascend with age of insertion. A record whose
  * parent is neither `root_key` nor another record, whose key is not the key of its page under its
  * parent, or in whose place another block stands, is not linked: linked[i] = 0. Records of a full
- * group whose blocks are pages build the paths; those of any other are linked to the pages that
- * stand in the tree already, by their own key (RDX_EARG where keys are not kept). The one call that
- * may stop half-way: after RDX_ENOMEM the tree is sound, but holds only a part. Cost: n, and for
- * other groups the pages of the root. */
+ * group whose blocks are pages build the paths, and those of one with longer blocks where each page
+ * has a record, a block from its first page to its last, all but the last with RDX_NO_SLOT; those
+ * of any other are linked to the pages that stand in the tree already, by their own key (RDX_EARG
+ * where keys are not kept). The one call that may stop half-way: after RDX_ENOMEM the tree is
+ * sound, but holds only a part. Cost: n, and for other groups the pages of the root. */
 int rdx_tree_restore(rdx_tree *tree, rdx_handle root, uint32_t column, uint32_t n,
                      const uint8_t *keys, const uint8_t *parents, const void *pages,
                      const int32_t *slots, uint8_t *linked, uint32_t *nlinked);

@@ -56,6 +56,7 @@ static int links_new(links *l, uint32_t n, uint32_t page_bytes) {
     }
     memset(l->index, 0xff, (size_t)l->cap * 4);
     memset(l->first, 0xff, ((size_t)n + 1) * 4);
+    memset(l->ends, 0, (size_t)n * sizeof(rdx_cursor));
     return RDX_OK;
 }
 
@@ -212,6 +213,13 @@ static int restore_places(rdx_tree *t, uint32_t r, uint32_t column, uint32_t n, 
     return status;
 }
 
+/* Whether records of a column tell whole paths: each page has one. */
+static bool tells_paths(const rdx_tree *t, uint32_t column, const int32_t *slots) {
+    const rdx_group *rule = rule_of(t, column);
+    return !(t->placed >> column & 1) ||
+           (rule->rule == RDX_RULE_FULL && rule->lookahead_pages == 0 && slots[0] == RDX_NO_SLOT);
+}
+
 int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, const uint8_t *keys,
                      const uint8_t *parents, const void *pages, const int32_t *slots,
                      uint8_t *linked, uint32_t *nlinked) {
@@ -227,7 +235,7 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     if (n == 0) {
         return RDX_OK;
     }
-    if (t->placed >> column & 1) {
+    if (!tells_paths(t, column, slots)) {
         return restore_places(t, r, column, n, keys, parents, pages, slots, linked, nlinked);
     }
     links l;
@@ -238,6 +246,7 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
     index_records(&l, t, n, keys, parents, pages);
     join_records(&l, n, keys, parents, rdx_root_key(t, r));
     t->uncounted = true; /* what was used before is not known */
+    t->untrimmed = true; /* a run may end within a block */
     uint32_t top = 0;
     for (uint32_t i = l.first[n]; i != NIL; i = l.next[i]) {
         l.stack[top++] = i;
@@ -268,6 +277,12 @@ int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, 
         }
     }
     t->uncounted = false;
+    t->untrimmed = false;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t end, pages;
+        rdx_resolve(t, l.ends[i], &end, &pages);
+        rdx_trim(t, end);
+    }
     links_free(&l);
     return status;
 }

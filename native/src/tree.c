@@ -387,7 +387,7 @@ static void node_remove(rdx_tree *t, uint32_t i) {
 }
 
 void rdx_trim(rdx_tree *t, uint32_t i) {
-    while (i != NIL) {
+    while (i != NIL && !t->untrimmed) {
         node *x = node_at(t, i);
         if (x->flags & NODE_ROOT || x->first_child != NIL || x->protect) {
             return;

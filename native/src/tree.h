@@ -160,6 +160,7 @@ struct rdx_tree {
     uint64_t clock;
     struct policy_state *policy; /* NULL: the order of last use alone */
     bool uncounted;              /* what comes and is stamped now is no use */
+    bool untrimmed;              /* bare ends stay: what stands behind them is yet to come */
     rdx_arena arena;             /* of the buffers; last: it is large, and no match reads it */
 };
 
