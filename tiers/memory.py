@@ -20,6 +20,7 @@ from tiers.placement import (
     Residence,
     ask_for_huge_pages,
     close_page,
+    map_aligned,
     nodes_with_memory,
     prefer_node,
     residence_of,
@@ -121,19 +122,23 @@ class SharedMemory:
         self._descriptor, self.created = self._open()
         self.locked_bytes = 0
         try:
-            self._map = self._mapped()
+            self._map, place = self._mapped()
         except (OSError, ValueError) as error:
             self._forget_file()
             raise TierUnavailableError(tier, f"cannot map {nbytes} bytes: {error}") from None
         self._map.madvise(mmap.MADV_DONTFORK)
         self._buffer = ffi.from_buffer(self._map)
-        self.address = int(ffi.cast("uintptr_t", self._buffer))
+        self.address = int(ffi.cast("uintptr_t", self._buffer)) + place
         if self._descriptor < 0:
             close_page(self.address + len(self._map) - mmap.PAGESIZE, mmap.PAGESIZE)
-        ask_for_huge_pages(self._map, nbytes)
+        ask_for_huge_pages(self._map, place + nbytes)
         if node is not None:
             prefer_node(self.address, nbytes, node)
-        status = lib.rdx_prefault(self.address, nbytes, threads)
+        try:
+            status = self._touched(threads)
+        except OSError as error:
+            self.close()
+            raise TierUnavailableError(tier, f"no {nbytes} bytes of memory: {error}") from None
         if status != lib.RDX_OK:
             self.close()
             text = ffi.string(lib.rdx_status_text(status)).decode()
@@ -162,23 +167,34 @@ class SharedMemory:
         self._forget_file()
 
     # ------------------------------------------------------------------ inside
-    def _mapped(self) -> mmap.mmap:
-        """Without a file one page more, which nobody may touch, follows it: so it is a mapping of
-        its own, and the kernel can say what became of it.
+    def _mapped(self) -> tuple[mmap.mmap, int]:
+        """The mapping, and where in it the memory begins. Without a file one page more, which
+        nobody may touch, follows it: so it is a mapping of its own, and the kernel can say what
+        became of it.
         """
+        if self._sealed:
+            found = map_aligned(self._descriptor, self.nbytes, writable=True)
+            seals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL  # after the one mapping that may write it
+            fcntl.fcntl(self._descriptor, F_ADD_SEALS, seals)
+            return found
         if self._descriptor >= 0:
-            mapping = mmap.mmap(self._descriptor, self.nbytes)
-            if self._sealed:  # after the one mapping that may write it
-                seals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL
-                fcntl.fcntl(self._descriptor, F_ADD_SEALS, seals)
-            return mapping
+            return mmap.mmap(self._descriptor, self.nbytes), 0
         whole = -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        return mmap.mmap(-1, whole + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, whole + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
+
+    def _touched(self, threads: int) -> int:
+        """Every page is there, sealed ones on huge pages where they are to be had; a status. Of a
+        file small pages are reserved first: touching what is not to be had would kill this process.
+        """
+        if self._sealed:
+            lib.rdx_take_huge(self.address, self.nbytes, threads)
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)
+        return int(lib.rdx_prefault(self.address, self.nbytes, threads))
 
     def _open(self) -> tuple[int, bool]:
         try:
             if self._sealed:
-                return self._open_sealed(), True
+                return memory_file(self._tier, self.nbytes), True
             if self._path is None:
                 return -1, True
             while True:
@@ -189,16 +205,6 @@ class SharedMemory:
             raise TierUnavailableError(
                 self._tier, f"no {self.nbytes} bytes of shared memory: {error}"
             ) from None
-
-    def _open_sealed(self) -> int:
-        """Its pages are reserved: touching what is not to be had would kill this process."""
-        descriptor = memory_file(self._tier, self.nbytes)
-        try:
-            os.posix_fallocate(descriptor, 0, self.nbytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
 
     def _open_named(self, path: Path) -> tuple[int, bool] | None:
         """Creates or attaches; None: the file went away meanwhile, try again.

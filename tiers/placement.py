@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from radix._native import ffi, lib
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_long,
+]
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux; Python names neither everywhere
 _MBIND = {"x86_64": 237, "aarch64": 235}.get(platform.machine())  # glibc has no wrapper
 _PREFER = 1  # MPOL_PREFERRED: another node, rather than no memory
 _MOVE = 2  # MPOL_MF_MOVE: also what was touched already, by this process alone
@@ -66,6 +75,24 @@ def ask_for_huge_pages(memory: mmap.mmap, nbytes: int) -> bool:
     except (AttributeError, OSError, ValueError):  # no Linux, no such kernel
         return False
     return True
+
+
+def map_aligned(descriptor: int, nbytes: int, *, writable: bool) -> tuple[mmap.mmap, int]:
+    """A mapping, shared with all who map the file, and where in it the file begins: at an address
+    that huge pages can stand at. What lies before and behind it is of nobody. Raises ``OSError``.
+    """
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    room = mmap.mmap(-1, nbytes + lib.RDX_HUGE_BYTES, private, prot)
+    buffer = ffi.from_buffer(room)
+    begin = int(ffi.cast("uintptr_t", buffer))
+    ffi.release(buffer)
+    place = -begin % lib.RDX_HUGE_BYTES
+    where = _LIBC.mmap(begin + place, nbytes, prot, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+    if where != begin + place:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return room, place
 
 
 def prefer_node(address: int, nbytes: int, node: int) -> bool:

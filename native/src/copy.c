@@ -25,6 +25,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 /* Measured: below about 4 MiB the target is still wanted in the cache, and a store that passes by
  * it costs more than it saves; short fragments leave half-filled lines at both ends. */
@@ -395,6 +398,8 @@ typedef struct prefault_part {
     pthread_t thread;
 } prefault_part;
 
+typedef void *(*prefault_way)(void *);
+
 static void *prefault_run(void *argument) {
     prefault_part *part = argument;
     part->status = RDX_OK;
@@ -415,18 +420,25 @@ static void *prefault_run(void *argument) {
     return NULL;
 }
 
-int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads) {
+/* The kernel collapses nothing that is wholly absent; one small page is enough. */
+static void *huge_run(void *argument) {
+    prefault_part *part = argument;
+    part->status = RDX_OK;
+    for (uint64_t at = part->begin; at < part->end; at += part->page_bytes) {
+        if (madvise(memory_at(at), (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) != 0 ||
+            madvise(memory_at(at), part->page_bytes, MADV_COLLAPSE) != 0)
+            return NULL; /* what is refused once is looked for in vain again and again */
+    }
+    return NULL;
+}
+
+/* Does `pages` pages from page number `first` on, in so many threads. */
+static int in_parts(uint64_t first, uint64_t pages, uint64_t page_bytes, uint32_t threads,
+                    prefault_way way) {
     prefault_part parts[PREFAULT_THREADS_MAX];
     sigset_t all, before;
     int status = RDX_OK;
-    if (threads == 0 || bytes > UINT64_MAX - address)
-        return RDX_EARG;
-    if (bytes == 0)
-        return RDX_OK;
     threads = threads < PREFAULT_THREADS_MAX ? threads : PREFAULT_THREADS_MAX;
-    uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t first = address / page_bytes;
-    uint64_t pages = (address + bytes - 1) / page_bytes + 1 - first;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* what the threads inherit */
     for (uint32_t i = 0; i < threads; i++) {
@@ -435,10 +447,9 @@ int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads) {
         part->end = (first + pages * (i + 1) / threads) * page_bytes;
         part->page_bytes = page_bytes;
         /* The caller does the last part, and each for which there is no thread. */
-        part->started =
-            i + 1 < threads && pthread_create(&part->thread, NULL, prefault_run, part) == 0;
+        part->started = i + 1 < threads && pthread_create(&part->thread, NULL, way, part) == 0;
         if (!part->started)
-            prefault_run(part);
+            way(part);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     for (uint32_t i = 0; i < threads; i++) {
@@ -448,4 +459,23 @@ int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads) {
             status = parts[i].status;
     }
     return status;
+}
+
+int rdx_prefault(uint64_t address, uint64_t bytes, uint32_t threads) {
+    if (threads == 0 || bytes > UINT64_MAX - address)
+        return RDX_EARG;
+    if (bytes == 0)
+        return RDX_OK;
+    uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t first = address / page_bytes;
+    uint64_t pages = (address + bytes - 1) / page_bytes + 1 - first;
+    return in_parts(first, pages, page_bytes, threads, prefault_run);
+}
+
+int rdx_take_huge(uint64_t address, uint64_t bytes, uint32_t threads) {
+    if (threads == 0 || bytes > UINT64_MAX - address || address > UINT64_MAX - RDX_HUGE_BYTES)
+        return RDX_EARG;
+    uint64_t first = (address + RDX_HUGE_BYTES - 1) / RDX_HUGE_BYTES;
+    uint64_t end = (address + bytes) / RDX_HUGE_BYTES;
+    return end > first ? in_parts(first, end - first, RDX_HUGE_BYTES, threads, huge_run) : RDX_OK;
 }

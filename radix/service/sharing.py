@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 
 import numpy as np
 import numpy.typing as npt
 
 from radix._native import ffi
+from tiers.placement import map_aligned
 
 
 class SharedView:
@@ -20,11 +20,10 @@ class SharedView:
         """Takes the descriptor over and closes it."""
         try:
             nbytes = os.fstat(descriptor).st_size
-            prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            self._map = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, prot)
+            self._map, place = map_aligned(descriptor, nbytes, writable=writable)
         finally:
             os.close(descriptor)
-        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, nbytes, place)
         self._buffer = ffi.from_buffer(self._map)
-        self.address = int(ffi.cast("uintptr_t", self._buffer))
+        self.address = int(ffi.cast("uintptr_t", self._buffer)) + place
         self.nbytes = nbytes

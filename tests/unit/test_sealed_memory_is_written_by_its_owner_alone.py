@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from radix._native import lib
 from radix.errors import ClosedError, TierUnavailableError
 from radix.groups import Group
+from radix.service.sharing import SharedView
 from tiers.host import HostTier
-from tiers.memory import F_ADD_SEALS, memory_file
+from tiers.memory import F_ADD_SEALS, SharedMemory, memory_file
 
 NBYTES = 1 << 20
 PUNCH = 1 | 2  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -115,3 +117,24 @@ def test_sealed_memory_has_no_name_and_no_descriptor_once_closed(pool: HostTier)
     plain.close()
     with pytest.raises(ClosedError, match="closed"):
         _ = plain.descriptor
+
+
+def test_others_map_it_where_huge_pages_can_stand() -> None:
+    """Both sides: beside a multiple of 2 MiB even huge pages of a file are mapped as small ones.
+    Whether it has any is the kernel's to say.
+    """
+    nbytes = 5 << 20
+    memory = SharedMemory("host", nbytes, None, 2, sealed=True)
+    try:
+        assert memory.address % lib.RDX_HUGE_BYTES == 0
+        assert memory.residence().huge_bytes in (0, 2 << 20, 4 << 20)
+        own = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(memory.address))
+        own[:] = np.arange(nbytes, dtype=np.int64).astype(np.uint8)
+        view = SharedView(os.dup(memory.descriptor), writable=False)
+        assert view.address % lib.RDX_HUGE_BYTES == 0
+        assert view.nbytes == len(view.array) == nbytes
+        assert view.address == view.array.ctypes.data
+        assert np.array_equal(view.array, own)
+        assert not view.array.flags.writeable
+    finally:
+        memory.close()
