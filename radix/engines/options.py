@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 
@@ -46,6 +47,11 @@ def text(name: str, value: object, *, empty: bool = True) -> None:
         raise TypeError(f"{name} must be text, not {value!r}")
     if not value and not empty:
         raise ValueError(f"{name} must not be empty")
+
+
+def secret_in(path: str | None) -> bytes | None:
+    """What a file holds, without the blanks at its ends. ``OSError`` where it cannot be read."""
+    return None if path is None else Path(path).expanduser().read_bytes().strip()
 
 
 def one_of(name: str, value: object, known: Sequence[str]) -> None:

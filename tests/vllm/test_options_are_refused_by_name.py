@@ -52,6 +52,12 @@ def test_every_option_is_taken() -> None:
         "canary_tolerance": 0.1,
         "verify": True,
         "revision": "r7",
+        "service": "/run/radix.sock",
+        "tenant": "chats",
+        "secret_file": "/secret",
+        "timeout_s": 1.5,
+        "pool_bytes": 4096,
+        "wait_s": 5,
     }
     assert Options.of(given) == Options(**given)
 
@@ -70,6 +76,11 @@ def test_every_option_is_taken() -> None:
         ({"host_bytes": 1, "directory": "d"}, ValueError, "disk_bytes is needed with a directory"),
         ({"host_bytes": 1, "disk_bytes": 1}, ValueError, "disk_bytes is given without a directory"),
         ({"host_bytes": 1, "directory": ""}, ValueError, "directory must not be empty"),
+        ({"host_bytes": 1, "service": "here"}, ValueError, "a path with '/' or host:port"),
+        ({"host_bytes": 1, "service": "/s", "wait_s": -1}, ValueError, "wait_s must be 0 or more"),
+        ({"host_bytes": 1, "service": "/s", "timeout_s": 0}, ValueError, "timeout_s must be"),
+        ({"host_bytes": 1, "service": "/s", "pool_bytes": 0.5}, ValueError, "pool_bytes must be"),
+        ({"host_bytes": 1, "wait_s": 1}, ValueError, "wait_s.* need a service"),
         (
             {"host_bytes": 1, "directory": "d", "disk_bytes": -1},
             ValueError,

@@ -54,38 +54,40 @@ def require_stable_hashes(
     none_hash: bytes | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raises ``UnsupportedError`` for a directory under hashes that the next start cannot find."""
-    if options.directory is None or hash_is_stable(algorithm, none_hash, environment):
+    """Raises ``UnsupportedError`` for a directory, or a service, under hashes that the next start
+    cannot find.
+    """
+    if not options.lasting or hash_is_stable(algorithm, none_hash, environment):
         return
     raise UnsupportedError(
-        f"directory {options.directory!r}: block hashes of {algorithm or 'this algorithm'} start "
+        f"{options.lasting}: block hashes of {algorithm or 'this algorithm'} start "
         f"from a random seed in every process, so nothing kept would ever be found; set "
         f"--prefix-caching-hash-algo sha256_cbor, or {_SEED} to a fixed value"
     )
 
 
 def require_named_adapters(options: Options, facts: Mapping[str, str]) -> None:
-    """Raises ``UnsupportedError`` for a directory under adapters (LoRA) without a ``revision``: the
+    """Raises ``UnsupportedError`` for what lasts under adapters (LoRA) without a ``revision``: the
     engine's hashes know an adapter by name and path alone, and other weights may lie there at the
     next start.
     """
-    if options.directory is not None and facts.get(ADAPTERS) and not options.revision:
+    if options.lasting and facts.get(ADAPTERS) and not options.revision:
         raise UnsupportedError(
-            f"directory {options.directory!r} with --enable-lora: block hashes know an adapter by "
+            f"{options.lasting} with --enable-lora: block hashes know an adapter by "
             "its name and path alone; give a revision, and another one whenever the files of an "
             "adapter are replaced"
         )
 
 
 def require_known_model(options: Options, facts: Mapping[str, str]) -> None:
-    """Raises ``UnsupportedError`` for a directory where the engine did not show its configuration:
+    """Raises ``UnsupportedError`` for what lasts where the engine did not show its configuration:
     other weights of the same name would be served what these have stored.
     """
-    if options.directory is not None and MODEL not in facts:
+    if options.lasting and MODEL not in facts:
         raise UnsupportedError(
-            f"directory {options.directory!r}: this version of the engine shows its workers no "
+            f"{options.lasting}: this version of the engine shows its workers no "
             "configuration, so nothing tells one model's blocks from another's at the next start; "
-            "leave out directory and disk_bytes"
+            "leave out directory and disk_bytes, or service"
         )
 
 

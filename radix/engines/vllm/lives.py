@@ -27,7 +27,9 @@ class Life:
     ``tried``: keys that were promoted for it, or could not be: each once, so that it never waits
     for ever. ``deep``: keys that came from below the host for it. ``pins`` hold what was promoted
     until it has asked again; ``due``: the step in which they go whether it has or not.
-    ``refused``: keys that the canary answered as missing.
+    ``far``: those of them that another engine had stored. ``sought``: keys that were asked for
+    where several store, and when; ``since``: the first. ``refused``: keys that the canary answered
+    as missing.
     """
 
     name: str
@@ -39,6 +41,9 @@ class Life:
     pins: list[FlatLease] = field(default_factory=list)
     pinned: dict[int, int] = field(default_factory=dict)
     due: int = 0
+    far: set[bytes] = field(default_factory=set)
+    sought: dict[bytes, float] = field(default_factory=dict)
+    since: float = 0.0
     refused: set[bytes] = field(default_factory=set)
 
     @property

@@ -38,6 +38,7 @@ from radix.engines.vllm.metrics import Report
 from radix.engines.vllm.options import Options
 from radix.engines.vllm.pins import Pins
 from radix.engines.vllm.promotions import Promotions
+from radix.engines.vllm.seeking import Seeking
 from radix.engines.vllm.stream import Stream
 from radix.engines.vllm.worker import Slots
 from radix.errors import CapacityError, InvariantError, TierError
@@ -50,6 +51,7 @@ from radix.tier import TierMode
 
 _LOG = logging.getLogger(__name__)
 _HIT, _MISS, _PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
+_RETRY = LookupResult.RETRY
 _ANY_TIER = TierFilter.ALL
 _GENERATION_BYTES = 16
 _MOST_OF_HOST = 0.5  # what one offer may take of the host tier; the rest of it is left out
@@ -85,6 +87,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         }
         self._pins = Pins(self._blocks, geometry.group_ids)
         self._promotions = Promotions(self._blocks, self.lives, self.metrics)
+        self._seeking = Seeking(self._blocks, options.wait_s)
         self._ledger = Ledger(self._blocks, self.lives, self.metrics)
         self._canary = Canary(
             self._blocks,
@@ -128,7 +131,8 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
     # ------------------------------------------------------------ looking
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Whether a block is in host memory (HIT, until the step ends), on its way there
-        (HIT_PENDING: it ends), or neither (MISS). Cost: O(1), a few microseconds.
+        (HIT_PENDING: it ends), being asked for where other engines store (RETRY), or nowhere
+        (MISS). Cost: O(1), a few microseconds.
         """
         answer = self._answers.get(key)
         if answer is None or req_context.load_tier_filter is not _ANY_TIER:
@@ -148,8 +152,13 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             return _PENDING if self._allows(context, HOST) else _MISS
         tier = self._ask(name, group)
         if tier < 0:
+            if self._seeking.able:
+                position = self._blocks.position(key, group, context)
+                if self._seeking.ask(self.lives.of(context), key, name, group, position):
+                    return _RETRY
             self._pins.misses.append(name + key[-GROUP_BYTES:])
-            self._answers[key] = _MISS
+            if not self._seeking.able:  # else requests may ask further that wait longer
+                self._answers[key] = _MISS
             return _MISS
         if context.load_tier_filter is not _ANY_TIER:
             tier = self._allowed_tier(name, group, context)
@@ -160,10 +169,10 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             life = self.lives.of(context)
             if self._canary.refuses(life, key, group, context):
                 if tier > HOST:  # brought up, to be compared there
-                    self._promote(key, name, group, context)
+                    self._promote(key, name, group, tier, context)
                 return _MISS
         if tier > HOST:
-            return _PENDING if self._promote(key, name, group, context) else _MISS
+            return _PENDING if self._promote(key, name, group, tier, context) else _MISS
         if key not in self._answers:
             self._pins.hits.append(name + key[-GROUP_BYTES:])
             self._answers[key] = _HIT
@@ -177,9 +186,11 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._poll()
         return True
 
-    def _promote(self, key: bytes, name: bytes, group: int, context: Any) -> bool:
-        position = self._blocks.position(key, group, context)
-        return self._promotions.ask(self.lives.of(context), key, name, group, position)
+    def _promote(self, key: bytes, name: bytes, group: int, tier: int, context: Any) -> bool:
+        position, life = self._blocks.position(key, group, context), self.lives.of(context)
+        if self.store.tiers[tier].capability.shared:
+            life.far.add(key)
+        return self._promotions.ask(life, key, name, group, position)
 
     def _rename(self, key: bytes) -> tuple[bytes, int]:
         """Name and group of a key whose hash is not ours as it stands; raises for a foreign
@@ -209,8 +220,10 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
 
     def get_load_source(self, key: bytes, req_context: Any) -> Any:
         """The tier that a block came from for this request, also where it went through the host."""
-        deep = key in self.lives.of(req_context).deep
-        return CacheHitSource.DISK if deep else CacheHitSource.HOST
+        life = self.lives.of(req_context)
+        if key in life.far:
+            return CacheHitSource.EXTERNAL_UNSPECIFIED
+        return CacheHitSource.DISK if key in life.deep else CacheHitSource.HOST
 
     def touch(self, keys: Collection[bytes], req_context: Any) -> None:
         """Blocks count as used. The connector does not call it: lookups and offers say so too."""
@@ -239,11 +252,15 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             raise InvariantError("I19", f"{missing} was not answered as a hit in this step")
         self._ledger.read(life, listed, lease)
         self._promotions.release(life)
-        deep = sum(key in life.deep for key in listed)
-        self.metrics.add(("loaded", self._blocks.tiers[HOST]), len(listed) - deep)
-        if deep:
-            self.metrics.add(("loaded", self._blocks.tiers[-1]), deep)
+        self._count_loaded(life, listed)
         return Slots(groups, slots)
+
+    def _count_loaded(self, life: Life, keys: list[bytes]) -> None:
+        far = sum(key in life.far for key in keys)
+        deep = sum(key in life.deep for key in keys) - far
+        for tier, count in ((HOST, len(keys) - deep - far), (HOST + 1, deep), (-1, far)):
+            if count:
+                self.metrics.add(("loaded", self._blocks.tiers[tier]), count)
 
     def complete_load(self, keys: Collection[bytes], req_context: Any) -> None:
         """Workers have read these blocks."""
@@ -357,6 +374,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._promotions.settle(self._asked, self._step)
         self._asked.clear()
         self._promotions.submit(self._step)
+        self._seeking.submit()
         self._poll()
 
     def _poll(self) -> None:
@@ -365,6 +383,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         for event in self.store.poll():
             if isinstance(event, KeysDone):
                 self._promotions.done(event)
+                self._seeking.done(event)
             elif self._tells:
                 self._stream.tell(event)
 
@@ -372,7 +391,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         """Whether the engine must go on stepping: a request waits for blocks from below, or slots
         rest after a reset.
         """
-        return self._promotions.busy or self._ledger.draining
+        return self._promotions.busy or self._seeking.busy or self._ledger.draining
 
     # ------------------------------------------------------------ reset
     def reset_cache(self) -> None:
@@ -387,6 +406,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._asked.clear()
         self._pins.drop()
         self._promotions.reset()
+        self._seeking.reset()
         self._canary.reset()
         self._ledger.drop()
         self._generation = os.urandom(_GENERATION_BYTES)

@@ -5,15 +5,17 @@ never becomes a default. Keeps no invariant of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from radix.arguments import at_least_one
-from radix.engines.options import chosen, share, text
+from radix.engines.options import chosen, secret_in, share, text
 from radix.errors import UnsupportedError
 from radix.policy.eviction import check_policy
+from radix.service.backend import Service
 
 # Keys of the same dictionary that the engine itself reads.
 ENGINE_KEYS = (
@@ -48,6 +50,10 @@ class Options:
     was kept; equal within ``canary_tolerance``, a share of the largest value. ``verify``: checksums
     of host memory too, from commit to the copy below. ``revision``: of the weights, where the
     model's name does not tell: another one is another cache.
+    ``service``: where `radix serve` is, the path of its socket or host:port, below host and disk:
+    what other engines stored there is a hit. ``tenant``, ``secret_file``, ``timeout_s``,
+    ``pool_bytes``: as of ``radix.service.backend.Service``. ``wait_s``: how long a prompt waits for
+    blocks that are not there yet, of an engine that decodes what another one prefills.
     """
 
     host_bytes: int
@@ -58,6 +64,12 @@ class Options:
     canary_tolerance: float = 0.05
     verify: bool = False
     revision: str = ""
+    service: str | None = None
+    tenant: str = ""
+    secret_file: str | None = None
+    timeout_s: float = 2.0
+    pool_bytes: int = 0
+    wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         at_least_one("host_bytes", self.host_bytes)
@@ -76,6 +88,41 @@ class Options:
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify must be true or false, not {self.verify!r}")
         text("revision", self.revision)
+        self._check_service()
+
+    def _check_service(self) -> None:
+        text("tenant", self.tenant)
+        if self.secret_file is not None:
+            text("secret_file", self.secret_file, empty=False)
+        if isinstance(self.wait_s, bool) or not isinstance(self.wait_s, int | float):
+            raise TypeError(f"wait_s must be a number, not {self.wait_s!r}")
+        if not 0 <= self.wait_s < math.inf:
+            raise ValueError(f"wait_s must be 0 or more seconds, not {self.wait_s}")
+        if self.service is not None:
+            text("service", self.service, empty=False)
+            self._service(None)
+        elif self.wait_s or self.tenant or self.secret_file is not None or self.pool_bytes:
+            raise ValueError("wait_s, tenant, secret_file and pool_bytes need a service")
+
+    def _service(self, secret: bytes | None) -> Service:
+        return Service(
+            self.service or "",
+            tenant=self.tenant,
+            secret=secret,
+            timeout_s=self.timeout_s,
+            pool_bytes=self.pool_bytes,
+        )
+
+    def where(self) -> Service | None:
+        """The service, None without one. ``OSError`` where the secret cannot be read."""
+        return None if self.service is None else self._service(secret_in(self.secret_file))
+
+    @property
+    def lasting(self) -> str:
+        """What keeps blocks beyond this process, named for messages; "" where nothing does."""
+        if self.directory is not None:
+            return f"directory {self.directory!r}"
+        return "" if self.service is None else f"service {self.service!r}"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from radix.arguments import seconds_of
-from radix.engines.options import chosen, one_of, text
+from radix.engines.options import chosen, one_of, secret_in, text
 from radix.engines.vllm.disk_options import AFTER_RESET, ENGINE_KEYS
 
 # What other tiers call the same thing.
@@ -49,9 +48,7 @@ class ServiceOptions:
     @property
     def secret(self) -> bytes | None:
         """What the file of the secret holds. ``OSError`` where it cannot be read."""
-        if self.secret_file is None:
-            return None
-        return Path(self.secret_file).expanduser().read_bytes().strip()
+        return secret_in(self.secret_file)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ServiceOptions:

@@ -1,5 +1,5 @@
 """Where the engine's offloading connector finds the cache: the scheduler's process makes the store
-over host and disk, every worker's process maps the host pool. Both are made from one geometry.
+over host, disk and service, every worker maps the host pool. Both are made from one geometry.
 Keeps no invariant of its own.
 """
 
@@ -85,7 +85,8 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
         """The labels that :meth:`Offload.config_info` fills (from 0.33 on)."""
-        tiers = ("host", "disk") if extra_config.get("directory") is not None else ("host",)
+        lower = {"directory": "disk", "service": "service"}
+        tiers = ("host", *(lower[key] for key in lower if extra_config.get(key) is not None))
         return tuple(f"{tier}_limit_bytes" for tier in tiers)
 
     def get_manager(self) -> Offload:
@@ -140,8 +141,11 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         tiers: list[Tier] = [geometry.host(options, self.config.engine_id, verify=options.verify)]
         if options.directory is not None and options.disk_bytes is not None:
             tiers.append(DiskTier(self.directory(), limit_bytes=options.disk_bytes))
+        groups, service = geometry.groups(), options.where()
+        if service is not None:
+            tiers.append(service.tier(groups, Namespace(model=self.config.model.name)))
         return FlatStore(
-            geometry.groups(),
+            groups,
             tiers,
             key_bytes=identity.KEY_BYTES,
             policy=options.policy,

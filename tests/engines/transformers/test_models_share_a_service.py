@@ -204,4 +204,4 @@ def test_what_a_service_refuses_is_told_and_leaves_nothing_open(tmp_path: Path) 
     with pytest.raises(ValueError, match="host:port"):
         _over("Llama", "nowhere")
     with pytest.raises(TypeError, match="address must be text"):
-        Where(7)  # type: ignore[arg-type]
+        Where(7)  # type: ignore[arg-type]  # what a user may write
