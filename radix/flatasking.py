@@ -173,7 +173,7 @@ class FlatAsking(Tenancy):
             nodes = core.find(asked)
             found = self.residency.where(core, nodes, group)
             core.touch(nodes[order][found[order] >= 0])
-            self.residency.count_asked(root, asked, found)
+            self.residency.count_asked(root, asked, found, group)
             return found
 
     def seek(

@@ -247,18 +247,32 @@ class FlatResidency(Residency):
     def _key_of(self, root: int, node: int) -> Keys:
         return self.tree.pages(Cursor(root, node, 1), 0, 1)
 
-    def why_absent(self, root: int, keys: Keys) -> dict[str, int]:
-        """Why no tier has the keys, as far as is known: reasons with counts. Cost: the keys."""
+    def why_absent(self, root: int, keys: Keys, group: int) -> dict[str, int]:
+        """Why no readable tier has the group's blocks of the keys, as far as is known: reasons with
+        counts. Cost: the keys.
+        """
+        out = self._out(root, keys, group)
+        reasons = {"tier out": int(out.sum())} if out.any() else {}
+        keys = keys[~out]
         short = self._short(self._ids(keys, np.full(len(keys), root, np.uint64)))
         place = (short & np.uint64(GHOSTS - 1)).astype(np.int64)
         known = self._table[place] == short
         counts = np.bincount(self._ghost_why[place[known]], minlength=len(self._why)).tolist()
-        reasons = {why: count for why, count in zip(self._why, counts, strict=True) if count}
+        reasons |= {why: count for why, count in zip(self._why, counts, strict=True) if count}
         if cold := len(keys) - int(known.sum()):
             reasons["cold"] = cold
         return reasons
 
-    def count_asked(self, root: int, keys: Keys, found: Slots) -> None:
+    def _out(self, root: int, keys: Keys, group: int) -> Mask:
+        """Which of the keys have the group's block in a tier that is off."""
+        out = np.zeros(len(keys), np.bool_)
+        for number, tier in enumerate(self.tiers):
+            if tier.mode is _OFF and len(keys):
+                core = self.core(root)
+                out |= core.slots(core.find(keys), self.tree.column(group, number)) != NO_SLOT
+        return out
+
+    def count_asked(self, root: int, keys: Keys, found: Slots, group: int) -> None:
         """Counts keys that were asked for, by the tier that has them or why none has (I34)."""
         metrics = self.metrics
         metrics.add(("has", "blocks"), len(keys))
@@ -269,7 +283,7 @@ class FlatResidency(Residency):
             if count:
                 metrics.add(("has", "hit", tier.name), count)
         if counts[0]:
-            for reason, count in self.why_absent(root, keys[found < 0]).items():
+            for reason, count in self.why_absent(root, keys[found < 0], group).items():
                 metrics.add(("has", "miss", reason), count)
 
     def check_owners(self, tier: int, group: int, held: list[Slots]) -> None:

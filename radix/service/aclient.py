@@ -15,7 +15,7 @@ from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES, Mask
 from radix.service.aconnected import AsyncConnected
-from radix.service.calls import Asking, Blocks, Hit, Told
+from radix.service.calls import Asking, Blocks, Explained, Hit, Told
 from radix.service.held import Room, ServiceLease
 from radix.service.link import Credentials
 from radix.service.operations import WRITE_TIMEOUT_S, Terms
@@ -82,6 +82,17 @@ class AsyncClient(AsyncConnected):
     ) -> Hit:
         """As ``Client.lookup``."""
         return await self._run(self.does.lookup(tokens, keys, namespace, leave, seek))
+
+    async def explain(
+        self,
+        tokens: object = None,
+        *,
+        keys: object = None,
+        namespace: Namespace | None = None,
+        leave: int = 1,
+    ) -> Explained:
+        """As ``Client.explain``."""
+        return await self._run(self.does.explain(tokens, keys, namespace, leave))
 
     async def touch(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None

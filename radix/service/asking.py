@@ -5,6 +5,7 @@ counted. Consecutive LOOKUPs are answered together. Keeps I34: LOOKUP changes no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from radix._native import ffi, lib
 from radix.flat import FlatCore, Handles
 from radix.keysets import Mask
 from radix.service.context import Context, group_of, keys_of_frame, opened_of, positions_in
+from radix.service.explaining import why_no_further
 from radix.service.protocol import (
     HEADER,
     HEADER_BYTES,
@@ -110,6 +112,18 @@ def stat(context: Context, session: Session, frame: Frame) -> None:
         "boot": context.boot.hex(),
     }
     session.reply(Op.STAT, frame.request, text_of(told))
+
+
+def explain(context: Context, session: Session, frame: Frame) -> None:
+    """How far a prompt, or keys, reach in this namespace, and why no further. Changes nothing; what
+    others stored in a remote tier is not asked for. Cost: the keys x the groups.
+    """
+    opened = opened_of(session, frame)
+    keys = _run(opened, frame)
+    most = pages_before(opened, frame, len(keys))
+    root = opened.hosted.flat.root_of(opened.namespace)
+    told = asdict(why_no_further(opened.hosted, root, keys, most))
+    session.reply(Op.EXPLAIN, frame.request, text_of(told | {"asked": len(keys)}))
 
 
 # ---------------------------------------------------------------------- LOOKUP

@@ -5,7 +5,7 @@ differ in nothing but how they wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,24 @@ class Hit:
 
 
 MISS = Hit(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why a prompt (or keys) reaches as far as it does: of ``asked`` pages ``hit`` are usable,
+    ``pool`` of them without loading, ``there`` by group wherever they stand; of the hit's blocks,
+    ``tiers`` has them. ``reason``: of the first that is missing, empty where none is.
+    """
+
+    asked: int
+    hit: int
+    pool: int
+    there: Mapping[str, int]
+    tiers: Mapping[str, int]
+    reason: str
+
+
+GONE = Explained(0, 0, 0, {}, {}, "the service is gone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES, Mask
-from radix.service.calls import Asking, Blocks, Hit, Told
+from radix.service.calls import Asking, Blocks, Explained, Hit, Told
 from radix.service.connected import Connected
 from radix.service.held import Room, ServiceLease
 from radix.service.link import Credentials
@@ -100,6 +100,17 @@ class Client(Connected):
         never count. ``seek``: as of ``has``.
         """
         return self._run(self.does.lookup(tokens, keys, namespace, leave, seek))
+
+    def explain(
+        self,
+        tokens: object = None,
+        *,
+        keys: object = None,
+        namespace: Namespace | None = None,
+        leave: int = 1,
+    ) -> Explained:
+        """Why a prompt is there as far as ``lookup`` says, and no further; changes nothing."""
+        return self._run(self.does.explain(tokens, keys, namespace, leave))
 
     def touch(
         self, keys: object, *, namespace: Namespace | None = None, positions: object = None

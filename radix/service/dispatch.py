@@ -24,6 +24,7 @@ ANSWERS: dict[int, Answer] = {
     Op.LENGTHS: asking.lengths,
     Op.TOUCH: asking.touch,
     Op.STAT: asking.stat,
+    Op.EXPLAIN: asking.explain,
     Op.EVENTS: observing.events,
     Op.WATCH: observing.watch,
     Op.RESIDENT: observing.resident,

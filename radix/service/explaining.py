@@ -1,23 +1,26 @@
-"""How far a prompt, or keys, would reach in a service that runs, in every namespace that could be
-meant, and why no further: so that a miss for another revision, tenant or kind of block shows.
-Changes nothing and counts nothing. Called by the thread that owns the stores.
+"""How far a prompt, or keys, would reach in a service that runs, and why no further: for a client
+in its own namespace (EXPLAIN), for who runs the service in every namespace that could be meant, so
+that a miss for another revision, tenant or kind of block shows. Changes and counts nothing. Called
+by the thread that owns the stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from radix.groups import Rule
 from radix.keys import Namespace, page_keys
 from radix.keysets import Mask
 from radix.service.choosing import Chosen, owners_of
 from radix.service.hosting import Hosted
 from radix.service.reach import first_gap, joint_pages
 from radix.service.reporting import name_of
-from radix.tier import Keys
+from radix.tier import Keys, TierMode
+from radix.tree import NO_SLOT
 
 MOST = 20
 _LEAVE = 1  # the last token is computed in any case
@@ -68,7 +71,7 @@ def _in_store(hosted: Hosted, asked: Asked, chosen: Chosen) -> Iterator[Reach]:
     for root, canonical in flat.namespaces().items():
         if not chosen.means(canonical):
             continue
-        keys, most = asked.keys, 0
+        keys, most = asked.keys, 0 if asked.keys is None else len(asked.keys)
         if asked.tokens is not None:
             keys = page_keys(flat.residency.root_keys[root], asked.tokens, signature.page_tokens)
             most = max(0, len(asked.tokens) - _LEAVE) // signature.page_tokens
@@ -77,16 +80,7 @@ def _in_store(hosted: Hosted, asked: Asked, chosen: Chosen) -> Iterator[Reach]:
 
 
 def _reach(hosted: Hosted, root: int, name: Namespace, keys: Keys, most: int) -> Reach:
-    flat, rules = hosted.flat, hosted.signature.rules
-    core = flat.residency.core(root)
-    nodes = core.find(keys)
-    tiers = [flat.residency.where(core, nodes, group) for group in range(len(flat.groups))]
-    there: list[Mask] = [found >= 0 for found in tiers]
-    pool: list[Mask] = [found == 0 for found in tiers]
-    if rules:
-        hit, near = joint_pages(there, rules, most), joint_pages(pool, rules, most)
-    else:
-        hit, near = min(map(first_gap, there)), min(map(first_gap, pool))
+    found = why_no_further(hosted, root, keys, most)
     return Reach(
         store=name_of(hosted),
         model=name.model,
@@ -94,20 +88,85 @@ def _reach(hosted: Hosted, root: int, name: Namespace, keys: Keys, most: int) ->
         adapter=name.adapter,
         tenant=owners_of(name.salt)[0],
         asked=len(keys),
-        hit=hit,
-        pool=near,
-        there={group.name: int(row.sum()) for group, row in zip(flat.groups, there, strict=True)},
-        reason=_reason(hosted, root, keys, there, hit, most if rules else len(keys)),
+        hit=found.hit,
+        pool=found.pool,
+        there=found.there,
+        reason=found.reason,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Far:
+    """How far keys reach in one namespace: as of ``Reach``; ``tiers``: of the blocks that a hit of
+    ``hit`` pages may need, by the first readable tier that has them.
+    """
+
+    hit: int
+    pool: int
+    there: dict[str, int]
+    tiers: dict[str, int]
+    reason: str
+
+
+def why_no_further(hosted: Hosted, root: int, keys: Keys, most: int) -> Far:
+    """How far the keys reach, at most ``most`` of them, and why no further. Changes nothing.
+
+    Cost: the keys x the groups.
+    """
+    flat, rules = hosted.flat, hosted.signature.rules
+    core = flat.residency.core(root)
+    nodes = core.find(keys)
+    tiers = [flat.residency.where(core, nodes, group) for group in range(len(flat.groups))]
+    there: list[Mask] = [found >= 0 for found in tiers]
+    hit = _far(there, rules, most)
+    counts = np.bincount(
+        np.concatenate([found[:hit] for found in tiers]) + 1, minlength=len(flat.tiers) + 1
+    ).tolist()
+    named = zip(flat.tiers, counts[1:], strict=True)
+    return Far(
+        hit=hit,
+        pool=_far([found == 0 for found in tiers], rules, most),
+        there={group.name: int(row.sum()) for group, row in zip(flat.groups, there, strict=True)},
+        tiers={tier.name: count for tier, count in named if count},
+        reason=_reason(hosted, root, keys, there, hit, most),
+    )
+
+
+def _far(there: list[Mask], rules: Sequence[Rule], most: int) -> int:
+    if rules:
+        return joint_pages(there, rules, most)
+    return min(most, *map(first_gap, there))
+
+
 def _reason(hosted: Hosted, root: int, keys: Keys, there: list[Mask], hit: int, most: int) -> str:
+    """Of the first block that is missing; where none is, of what a group needs before it."""
     if hit >= most:
         return "below one page" if len(keys) > most or not len(keys) else ""
-    missing = ~np.logical_and.reduce(there)
-    missing[:hit] = False
-    first = np.flatnonzero(missing)
-    if not len(first):
-        return "window gap or no checkpoint"
-    at = int(first[0])
-    return next(iter(hosted.flat.residency.why_absent(root, keys[at : at + 1])), "cold")
+    flat, rules = hosted.flat, hosted.signature.rules
+    limiting = [g for g in range(len(there)) if not rules or rules[g].lookup]
+    whole = [group for group in limiting if not rules or rules[group].everywhere]
+    gaps = [group for group in whole if not there[group][hit]]
+    anything = np.logical_or.reduce([there[group] for group in limiting])
+    gaps = gaps or ([] if anything[hit:most].any() else limiting[:1])
+    if gaps:
+        reasons = flat.residency.why_absent(root, keys[hit : hit + 1], gaps[0])
+        return next(iter(reasons), "cold")
+    off = [number for number, tier in enumerate(flat.tiers) if tier.mode is TierMode.OFF]
+    if off and _far(_with(hosted, root, keys, there, off), rules, most) > hit:
+        return "tier out"
+    others = [group for group in limiting if group in whole or rules[group].per_position]
+    without = _far([there[group] for group in others], [rules[group] for group in others], most)
+    return "window gap" if not others or without > hit else "no checkpoint"
+
+
+def _with(
+    hosted: Hosted, root: int, keys: Keys, there: list[Mask], off: Sequence[int]
+) -> list[Mask]:
+    """What would be there if these tiers were on, too."""
+    flat = hosted.flat
+    core = flat.residency.core(root)
+    nodes, found = core.find(keys), [row.copy() for row in there]
+    for group, row in enumerate(found):
+        for number in off:
+            row |= core.slots(nodes, flat.tree.column(group, number)) != NO_SLOT
+    return found

@@ -143,7 +143,7 @@ def _count(context: Context, session: Session, asked: Asked) -> None:
     for group in asked.groups:
         span = asked.span(group)
         found = flat.residency.where(core, asked.nodes[span], group)
-        flat.residency.count_asked(core.root, asked.keys[span], found)
+        flat.residency.count_asked(core.root, asked.keys[span], found, group)
         context.count(session, asked.opened, found)
 
 
@@ -155,8 +155,8 @@ def _count_missed(context: Context, session: Session, asked: Asked, keys: Keys) 
         return
     rules, nothing = asked.opened.hosted.signature.rules, np.full(len(keys), -1, np.int32)
     whole = [group for group in asked.groups if rules[group].everywhere]
-    for _ in whole or asked.groups:
-        asked.opened.hosted.flat.residency.count_asked(asked.core.root, keys, nothing)
+    for group in whole or asked.groups:
+        asked.opened.hosted.flat.residency.count_asked(asked.core.root, keys, nothing, group)
         context.count(session, asked.opened, nothing)
 
 

@@ -19,9 +19,11 @@ from radix.groups import Group, check_groups
 from radix.keys import Namespace
 from radix.keysets import Mask, keys_of, positions_of
 from radix.service.calls import (
+    GONE,
     MISS,
     Asking,
     Blocks,
+    Explained,
     Hit,
     ServiceGoneError,
     Told,
@@ -194,6 +196,23 @@ class Operations:
         except ServiceGoneError:
             return MISS
         return hit
+
+    def explain(
+        self, tokens: object, keys: object, namespace: Namespace | None, leave: int
+    ) -> Steps[Explained]:
+        """Why it is no further."""
+        asked, _ = Asking.of(keys, tokens, self.key_bytes)
+
+        def make(store: int, request: int) -> bytearray:
+            return asked.frame(Op.EXPLAIN, request, store=store, argument=leave)
+
+        try:
+            told: Explained = yield Ask(
+                namespace, make, lambda _, f: Explained(**parse_text(f.keys))
+            )
+        except ServiceGoneError:
+            return GONE
+        return told
 
     def touch(self, keys: object, namespace: Namespace | None, positions: object) -> Steps[None]:
         """The keys count as used."""

@@ -56,6 +56,7 @@ class Op(IntEnum):
     EVENTS = 20
     WATCH = 21
     RESIDENT = 22
+    EXPLAIN = 23
 
 
 class Flag(IntFlag):
