@@ -268,7 +268,7 @@ class PrefixCache(Stepping, Traffic):
             if self.residency.shares is not None:
                 self.residency.shares.opened()
             check_largest(media[0], self.groups, self.page_tokens, largest, self.align_tokens)
-            adopt(self.residency, self._spaces)
+            self.transfers.wear.resume(adopt(self.residency, self._spaces))
         except BaseException:
             for tier in reversed(opened):
                 tier.close()

@@ -17,17 +17,20 @@ from radix.tier import Restored
 from radix.tree import NO_SLOT, TreeCore
 
 
-def adopt(residency: Residency, spaces: Namespaces) -> None:
-    """Links what the tiers kept. Cost: the records."""
+def adopt(residency: Residency, spaces: Namespaces) -> list[int]:
+    """Links what the tiers kept; the numbers of those that kept anything. Cost: the records."""
     builds, _ = path_group(residency.rules)
+    lasting = []
     for number, tier in enumerate(residency.tiers):
         found = list(tier.restore())
+        lasting += [number] * bool(found)
         # blocks that stand alone link to pages that others bring
         found.sort(
             key=lambda each: (each.group != builds, not residency.rules[each.group].everywhere)
         )
         for each in found:
             _adopt(residency, spaces, number, each)
+    return lasting
 
 
 def _adopt(residency: Residency, spaces: Namespaces, tier: int, found: Restored) -> None:
@@ -86,10 +89,12 @@ def _tell(residency: Residency, root: int, tier: int, group: int) -> None:
         residency.events += residency.of_node(root, node, group, tier)
 
 
-def adopt_keys(residency: FlatResidency, spaces: Namespaces, key_bytes: int) -> None:
+def adopt_keys(residency: FlatResidency, spaces: Namespaces, key_bytes: int) -> list[int]:
     """The same for opaque keys of so many bytes. Cost: the records."""
+    lasting = []
     for number, tier in enumerate(residency.tiers):
         for found in tier.restore():
+            lasting.append(number)
             records, linked = found.records, np.zeros(len(found.slots), np.bool_)
             if records.pages is None and records.keys.shape[1] == key_bytes:
                 root = spaces.root_of(records.namespace)
@@ -102,3 +107,4 @@ def adopt_keys(residency: FlatResidency, spaces: Namespaces, key_bytes: int) -> 
                 tier.free(found.group, found.slots[~linked])
             residency.metrics.add(("restore", "blocks", tier.name), int(linked.sum()))
             residency.metrics.add(("restore", "unlinked", tier.name), int((~linked).sum()))
+    return lasting

@@ -189,7 +189,8 @@ class FlatStore(FlatAsking):
                 opened.append(tier)
             if self.residency.shares is not None:
                 self.residency.shares.opened()
-            adopt_keys(self.residency, self._spaces, self.key_bytes)
+            kept = adopt_keys(self.residency, self._spaces, self.key_bytes)
+            self.transfers.wear.resume(kept)
         except BaseException:
             for tier in reversed(opened):
                 tier.close()

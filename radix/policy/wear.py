@@ -8,7 +8,7 @@ Reads no clock of its own; of replicas the bytes of the one that wrote most coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from radix.groups import Group
 from radix.metrics import Metrics
@@ -22,7 +22,7 @@ BURSTS_A_DAY = 24
 
 class Bucket:
     """Bytes that may be written: never more at once than ``burst_bytes``, and ``bytes_per_day`` in
-    the long run. Ask: ``room``. Tell: ``fill``, ``spend``. It is full at first.
+    the long run. Ask: ``room``. Tell: ``fill``, ``spend``, ``empty``. It is full at first.
 
     >>> bucket = Bucket(86_400, 1000, now_ns=0)
     >>> bucket.spend(1500); bucket.room
@@ -46,6 +46,10 @@ class Bucket:
         """So much was written, be there room for it or not."""
         self._level -= nbytes * DAY_NS
 
+    def empty(self) -> None:
+        """Nobody knows what was written before."""
+        self._level = min(self._level, 0)
+
     @property
     def room(self) -> int:
         """Bytes that may be written now; below 0 what was written beyond."""
@@ -53,7 +57,9 @@ class Bucket:
 
 
 class Wear:
-    """The tiers that wear, and their budgets. Tell: ``run``, once a poll. Ask: ``within``."""
+    """The tiers that wear, and their budgets. Tell: ``resume`` at the start, ``run`` once a poll.
+    Ask: ``within``.
+    """
 
     def __init__(
         self,
@@ -76,6 +82,13 @@ class Wear:
             for number, tier in enumerate(tiers):
                 if tier.capability.persistent:
                     self._buckets[number] = Bucket(most, burst, now_ns)
+
+    def resume(self, tiers: Collection[int]) -> None:
+        """These hold what an earlier process wrote: they begin without a burst. With one a process
+        that starts again and again would write one each time, whatever the day had left.
+        """
+        for number in self._buckets.keys() & set(tiers):
+            self._buckets[number].empty()
 
     def within(self, tier: int, group: int, blocks: int, now_ns: int) -> int:
         """How many of ``blocks`` the budget of a tier allows to be written now: all where it has

@@ -141,6 +141,25 @@ def test_budget_holds_and_costs_copies_alone(tmp_path: Path, write: str) -> None
         cache.check()
 
 
+def test_starting_again_and_again_writes_no_burst_each_time(tmp_path: Path) -> None:
+    """Each life was given a full one: in a loop of crashes the day's budget held nothing."""
+    burst, clock = 16 * PADDED, Clock()
+    limits = Limits(write_budget_bytes_per_day=48 * PADDED, write_burst_bytes=burst)
+    stored = []
+    for life in range(6):
+        with cache_of(tmp_path, clock, limits=limits) as cache:
+            for number in range(8):
+                serve(cache, 100 * life + number)
+            stored.append(cache.metrics.get("store", "blocks", "disk", "kv"))
+            cache.check()
+    assert 8 <= stored[0] <= 16 and stored[1:] == [0] * 5
+    with cache_of(tmp_path, clock, limits=limits) as cache:
+        clock.ns += DAY_NS // 4  # twelve blocks' worth
+        for number in range(8):
+            serve(cache, 1000 + number)
+        assert 4 <= cache.metrics.get("store", "blocks", "disk", "kv") <= 12
+
+
 def test_budget_of_a_flat_store(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path / "disk", limit_bytes=8 << 20, segment_bytes=1 << 20)
     host, clock = HostTier(64 * PADDED, segment_bytes=PADDED), Clock()
@@ -158,6 +177,13 @@ def test_budget_of_a_flat_store(tmp_path: Path) -> None:
         store.flush()
         assert store.counters()["store.blocks.disk.kv"] == counters["store.blocks.disk.kv"] + 1
         store.check()
+    disk = DiskTier(tmp_path / "disk", limit_bytes=8 << 20, segment_bytes=1 << 20)
+    host = HostTier(64 * PADDED, segment_bytes=PADDED)
+    with FlatStore([KV], [host, disk], key_bytes=8, clock=clock, limits=limits) as store:
+        assert store.has(np.full((1, 8), 99, np.uint8)).all()
+        store.commit(store.reserve(np.full((1, 8), 98, np.uint8)))
+        store.flush()
+        assert store.counters()["store.over_budget.disk.kv"] == 1, "no burst in each life"
 
 
 def test_replicas_go_by_the_one_that_wrote_most(tmp_path: Path) -> None:
