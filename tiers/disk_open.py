@@ -233,12 +233,14 @@ def _take_directory(
             config.name, f"{directory} belongs to another tier than {config.paths[0]}"
         )
     made = not directory.exists()
-    named_in = _folders_that_name(directory, is_new=found is None)
+    named_in = _folders_that_get_names(directory, is_new=found is None)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if made:
         undo.callback(_remove_quietly, directory, everything=True)
     for folder in named_in:
         sync_directory(folder)
+    if found is None:
+        _sync_folders_above(directory.parent)
     if number:
         has_direct_io(directory)  # an OSError here: nothing can be written
     had_lock = (directory / "lock").exists()
@@ -250,12 +252,28 @@ def _take_directory(
     return lock
 
 
-def _folders_that_name(directory: Path, *, is_new: bool) -> list[Path]:
-    """The folders, outermost first, whose names must be made durable for ``directory`` to be there
-    after a power loss: those that get a new one, and of a new tier in any case the one above.
+def _folders_that_get_names(directory: Path, *, is_new: bool) -> list[Path]:
+    """The folders, outermost first, that get a new name where ``directory`` is made; of a new tier
+    in any case the one above.
     """
     above = itertools.takewhile(lambda folder: not folder.exists(), (directory, *directory.parents))
     return [folder.parent for folder in above][::-1] or [directory.parent] * is_new
+
+
+def _sync_folders_above(directory: Path) -> None:
+    """Makes the names of ``directory`` and of all folders above it durable, up to where the file
+    system is mounted: who made them may have died before it synced them, or never meant to. One
+    that may not be opened was not made by us.
+    """
+    below = directory.absolute()
+    device = below.stat().st_dev
+    for folder in below.parents:
+        try:
+            if folder.stat().st_dev != device:
+                return
+            sync_directory(folder)
+        except OSError as error:
+            _LOG.debug("the names in %s are as durable as they are: %s", folder, error)
 
 
 def _remove_quietly(directory: Path, *, everything: bool, keep_lock: bool = False) -> None:

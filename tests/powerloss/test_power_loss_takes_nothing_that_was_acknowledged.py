@@ -81,6 +81,18 @@ def test_folders_above_a_new_tier_are_durable_with_it(shim: Path, tmp_path: Path
     _assert_right(outcome, tmp_path)
 
 
+def test_folders_left_by_a_killed_process_become_durable(shim: Path, tmp_path: Path) -> None:
+    """Fault: a process was killed after it had made the outermost of three folders, the next one
+    made the other two and stored, and the power loss took them all. Mechanism: only folders that a
+    process made itself were synced. Source: the replay of seed 105.
+    """
+    script = _script(Config(("a/b/disk",), "slab", 640 << 10), dies=1)
+    outcome, recording = run_case(script, Effort(4, 0, 8, 99), shim, tmp_path)
+    first = next(op for op in recording.operations if not op.is_mark)
+    assert (first.kind, first.text) == (Kind.MKDIR, "a")
+    _assert_right(outcome, tmp_path)
+
+
 def test_an_index_that_replaces_a_rotten_one_is_durable(shim: Path, tmp_path: Path) -> None:
     """Fault: what was stored after an unreadable index had been replaced was gone. Mechanism: names
     were made durable only when a tier was new, not when its index was. Source: the replay.
