@@ -15,12 +15,12 @@ from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES, Mask
 from radix.service.aconnected import AsyncConnected
-from radix.service.calls import Asking, Blocks, Explained, Hit, Told
+from radix.service.calls import Asking, Blocks, Explained, Hit, Told, usage_in
 from radix.service.held import Room, ServiceLease
 from radix.service.link import Credentials
 from radix.service.operations import WRITE_TIMEOUT_S, Terms
 from radix.service.protocol import Op
-from radix.tier import Slots
+from radix.tier import Slots, TierUsage
 
 
 class AsyncClient(AsyncConnected):
@@ -116,6 +116,10 @@ class AsyncClient(AsyncConnected):
         left = leave if keys is None else 0
         steps = self.does.lease(asked, groups, namespace, left, load, timeout_s, self._let_go)
         return await self._run(steps)
+
+    def release(self, lease: ServiceLease) -> None:
+        """As ``Client.release``; it does not wait."""
+        lease.release()
 
     async def read(
         self,
@@ -227,6 +231,15 @@ class AsyncClient(AsyncConnected):
     async def stat(self, *, namespace: Namespace | None = None) -> Mapping[str, Any]:
         """As ``Client.stat``."""
         return await self._run(self.does.plain(Op.STAT, namespace, None))
+
+    async def counters(self) -> Mapping[str, int]:
+        """As ``Client.counters``."""
+        counters: Mapping[str, int] = (await self.stat())["counters"]
+        return counters
+
+    async def usage(self) -> dict[str, TierUsage]:
+        """As ``Client.usage``."""
+        return usage_in(await self.stat())
 
     async def events(
         self, since: int, most: int = 0, *, namespace: Namespace | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from radix.service.protocol import (
     numbers_in,
     padded,
 )
-from radix.tier import Keys
+from radix.tier import Keys, TierUsage
 
 Offsets = npt.NDArray[np.int64]
 Blocks = npt.NDArray[np.uint8]
@@ -228,6 +229,14 @@ def told_in(frame: Frame, key_bytes: int) -> Told:
         place = int(row["tier"]), int(row["group"]), int(row["first"])
         events.append(StoredOrRemoved(bool(row["stored"]), *place, ids))
     return Told(tuple(events), frame.number, bool(frame.flags & LOST))
+
+
+def usage_in(told: Mapping[str, Any]) -> dict[str, TierUsage]:
+    """What each tier takes, of what STAT tells."""
+    return {
+        name: TierUsage(tier["used_bytes"], tier["limit_bytes"], tuple(tier["used_blocks"]))
+        for name, tier in told["tiers"].items()
+    }
 
 
 def runs_of(runs: Sequence[object], key_bytes: int) -> tuple[Keys, bytes]:

@@ -16,23 +16,23 @@ import numpy.typing as npt
 from radix.groups import Group
 from radix.keys import Namespace
 from radix.keysets import HASHED_BYTES, Mask
-from radix.service.calls import Asking, Blocks, Explained, Hit, Told
+from radix.service.calls import Asking, Blocks, Explained, Hit, Told, usage_in
 from radix.service.connected import Connected
 from radix.service.held import Room, ServiceLease
 from radix.service.link import Credentials
 from radix.service.operations import WRITE_TIMEOUT_S, Terms
 from radix.service.protocol import Op
-from radix.tier import Slots
+from radix.tier import Slots, TierUsage
 
 
 class Client(Connected):
     """A store of a service, for one set of groups. Thread-safe: one question at a time is asked.
 
-    Ask: ``has``, ``valid_lengths``, ``lookup``, ``touch``. Read: ``lease``, ``read``; ``load`` into
-    rows of the engine's memory. Write: ``reserve`` with ``commit`` or ``abort``, ``write``;
-    ``store`` from rows. Stay: ``keep``, ``unkeep``. Lose: ``forget``, ``reset``. Run: ``flush``,
-    ``stat``, ``events``, ``close``. While the service is gone, what can miss does; the others raise
-    ``ServiceGoneError``.
+    Ask: ``has``, ``valid_lengths``, ``lookup``, ``touch``. Read: ``lease``, ``release``, ``read``;
+    ``load`` into rows of the engine's memory. Write: ``reserve`` with ``commit`` or ``abort``,
+    ``write``; ``store`` from rows. Stay: ``keep``, ``unkeep``. Lose: ``forget``, ``reset``. Run:
+    ``flush``, ``stat``, ``counters``, ``usage``, ``events``, ``close``. While the service is gone,
+    what can miss does; the others raise ``ServiceGoneError``.
     """
 
     def __init__(
@@ -138,6 +138,10 @@ class Client(Connected):
         left = leave if keys is None else 0
         steps = self.does.lease(asked, groups, namespace, left, load, timeout_s, self._let_go)
         return self._run(steps)
+
+    def release(self, lease: ServiceLease) -> None:
+        """Gives a lease back, as its own ``release`` does. Idempotent."""
+        lease.release()
 
     def read(
         self,
@@ -256,6 +260,15 @@ class Client(Connected):
     def stat(self, *, namespace: Namespace | None = None) -> Mapping[str, Any]:
         """What the service tells of this client's store: tiers, counters, leases, boot id."""
         return self._run(self.does.plain(Op.STAT, namespace, None))
+
+    def counters(self) -> Mapping[str, int]:
+        """Every counter of the store by its dotted name. Cost: a round trip."""
+        counters: Mapping[str, int] = self.stat()["counters"]
+        return counters
+
+    def usage(self) -> dict[str, TierUsage]:
+        """What each tier of the store takes, by its name. Cost: a round trip."""
+        return usage_in(self.stat())
 
     def events(self, since: int, most: int = 0, *, namespace: Namespace | None = None) -> Told:
         """Blocks stored and removed from event ``since`` on, ``most`` at most (0: what fits)."""
