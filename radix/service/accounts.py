@@ -36,6 +36,7 @@ class Accounts:
         }
         if sharers:
             self.members[self._shared] = tuple(sharers)
+        self._parts: dict[str, float] = {}  # of the pool, by account, where there are several
 
     def of(self, namespace: Namespace) -> str:
         """The account of a namespace of this domain."""
@@ -44,6 +45,10 @@ class Accounts:
     def account(self, tenant: Tenant) -> str:
         """The account of a tenant."""
         return tenant.name if tenant.own_blocks else self._shared
+
+    def part(self, account: str) -> float:
+        """The part of a pool that is an account's by weight, and within its quota."""
+        return self._parts.get(account, 1.0)
 
     def terms(self, room: Room) -> Tenants | None:
         """What each account may have of the domain's room, as shares of it, so that each store of
@@ -61,6 +66,11 @@ class Accounts:
                     f"tenants.{self._tenants[0].name}.{what}",
                     f"the floors of domain {self.domain!r} are {share * of:.0f} of {of} bytes",
                 )
+        whole = sum(terms.weight for terms in known.values())
+        self._parts = {
+            name: min(terms.weight / whole, float(terms.quota.get("host", 1.0)))
+            for name, terms in known.items()
+        }
         # Of a tenant that the configuration has no more blocks may lie on the disk: they go first.
         return Tenants(known, default=Terms(weight=LEAST_WEIGHT), of=self.of)
 

@@ -89,7 +89,6 @@ def answer(context: Context, session: Session, frame: Frame) -> None:
         if known is None:
             raise ProtocolError(f"no such op: {frame.op}", Status.BAD_REQUEST, frame.request)
         known(context, session, frame)
-        for opened in session.stores.values():
-            context.active.add(opened.hosted)
+        context.active |= session.hosts
     except Exception as error:  # outermost: of this request
         refuse(context, session, frame.op, frame.request, error)

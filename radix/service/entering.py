@@ -32,7 +32,7 @@ from radix.service.protocol import (
 from radix.service.session import Opened, Session, Staging
 from radix.service.tenants import Tenant
 
-MOST_STORES = 256
+MOST_STORES = 4096
 _NONCE_BYTES = 16
 
 
@@ -126,7 +126,7 @@ def open_store(context: Context, session: Session, frame: Frame) -> None:
     opening = parse_opening(parse_text(frame.keys, frame.request), frame.request)
     if len(session.stores) >= MOST_STORES:
         raise ProtocolError(
-            f"{MOST_STORES} stores are open in this connection", Status.LIMIT, frame.request
+            f"{MOST_STORES} namespaces are open in this connection", Status.LIMIT, frame.request
         )
     if not any(opening.namespace.model.startswith(prefix) for prefix in tenant.namespaces):
         raise ProtocolError(
@@ -142,7 +142,8 @@ def open_store(context: Context, session: Session, frame: Frame) -> None:
         files = [hosted.host.descriptor, session.staging.descriptor]
     owner = Owner(tenant.domain, tenant.name if tenant.own_blocks else "")
     namespace = owned_by(owner, opening.namespace, opening.signature)
-    if not any(opened.hosted is hosted for opened in session.stores.values()):
+    if hosted not in session.hosts:
+        session.hosts.add(hosted)
         hosted.users += 1
     number = len(session.stores) + 1
     opened = session.stores[number] = Opened(hosted, namespace)

@@ -59,6 +59,15 @@ class Settling:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A KEEP: what is pinned, until when by the monotonic clock, and for which account."""
+
+    until: float
+    lease: FlatLease
+    account: str
+
+
 class Hosted:
     """A store of one domain with its pool. ``flat``: called by the loop alone. ``run`` once a turn;
     ``after`` for what a fetch brings, ``settled`` for what becomes durable, ``keep`` for pins that
@@ -113,7 +122,7 @@ class Hosted:
         # numbers of one are never taken for those of another.
         self.began = self.told = secrets.randbits(38) << 24
         self.closed = False
-        self.keeps: dict[int, tuple[float, FlatLease]] = {}
+        self.keeps: dict[int, Kept] = {}
         self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
         self._settling: list[Settling] = []
         self._idle: list[tuple[float, Callable[[], None]]] = []
@@ -232,18 +241,18 @@ class Hosted:
 
     def expire(self, now: float) -> None:
         """Lets go what was kept until now. Cost: what is kept."""
-        for number, (until, lease) in list(self.keeps.items()):
-            if until <= now:
+        for number, kept in list(self.keeps.items()):
+            if kept.until <= now:
                 del self.keeps[number]
-                lease.release()
+                kept.lease.release()
 
     def close(self, until: float) -> None:
         """Makes durable what is under way, ends it. Who still waits is told that nothing came. For
         what is on its way to a remote tier it waits ``until`` then, by the monotonic clock.
         """
         self.closed = True
-        for _, lease in self.keeps.values():
-            lease.release()
+        for kept in self.keeps.values():
+            kept.lease.release()
         self.keeps.clear()
         self._sink(self.lasting, None)
         if self.remote is not None:

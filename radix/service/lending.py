@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from radix.flat import FlatCore, Handles
-from radix.keysets import FlatLease, Mask
+from radix.keysets import Mask
 from radix.service.asking import core_of, offsets_of, pages_before, reach, there
 from radix.service.context import (
     Context,
@@ -25,6 +25,7 @@ from radix.service.context import (
     opened_of,
     positions_in,
 )
+from radix.service.hosting import Hosted, Kept
 from radix.service.protocol import (
     HEADER_BYTES,
     LOAD,
@@ -220,10 +221,10 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
     opened = opened_of(session, frame)
     hosted, most = opened.hosted, context.config.limits.keep_most_s
     if frame.number:
-        _, kept = hosted.keeps.pop(frame.number, (0.0, None))
+        kept = hosted.keeps.pop(frame.number, None)
         if kept is None:
             raise ProtocolError(f"no KEEP {frame.number}", Status.UNKNOWN, frame.request)
-        kept.release()
+        kept.lease.release()
         session.reply(Op.KEEP, frame.request)
         return
     seconds = frame.argument / 1000
@@ -234,24 +235,31 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
             frame.request,
         )
     keys = keys_of_frame(opened, frame)
-    _bound_keeps(context, opened, len(keys), frame)
+    assert session.tenant is not None  # nobody else gets here
+    accounts = context.domains[hosted.domain].accounts
+    account = accounts.account(session.tenant)
+    _bound_keeps(hosted, account, accounts.part(account), len(keys), frame)
     pinned = hosted.flat.lease(
         keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
     )
     number = next(context.numbers)
-    hosted.keeps[number] = time.monotonic() + seconds, pinned
+    hosted.keeps[number] = Kept(time.monotonic() + seconds, pinned, account)
     session.reply(Op.KEEP, frame.request, items=int(pinned.held.sum()), number=number)
 
 
-def _bound_keeps(context: Context, opened: Opened, keys: int, frame: Frame) -> None:
-    """What is kept leaves room for what is not: half of the pool at most."""
-    hosted = opened.hosted
-    kept: list[FlatLease] = [pinned for _, pinned in hosted.keeps.values()]
-    pinned = sum(int(each.held.sum()) for each in kept) + keys
+def _bound_keeps(hosted: Hosted, account: str, part: float, keys: int, frame: Frame) -> None:
+    """What is kept leaves room for what is not: half of the pool at most, of an account among
+    several half of its part, so that nobody's keeps are in the way of another's.
+    """
+    mine = [kept.lease for kept in hosted.keeps.values() if kept.account == account]
+    pinned = sum(int(each.held.sum()) for each in mine) + keys
     least = min(hosted.host.capacity_blocks(group) for group in range(len(hosted.flat.groups)))
-    if len(kept) >= _MOST_KEEPS or pinned > least // 2:
+    most = int(least * part / 2)
+    if len(mine) >= _MOST_KEEPS or pinned > most:
         raise ProtocolError(
-            f"{pinned} keys would be kept, at most half of {least}", Status.LIMIT, frame.request
+            f"{pinned} keys would be kept, at most half of {int(least * part)}, in "
+            f"{len(mine) + 1} KEEPs, at most {_MOST_KEEPS}",
+            *(Status.LIMIT, frame.request),
         )
 
 

@@ -155,6 +155,7 @@ class Session:
         self.challenge: dict[str, Any] | None = None
         self.began = self.heard = self.moved = time.monotonic()
         self.stores: dict[int, Opened] = {}
+        self.hosts: set[Hosted] = set()  # in which those lie
         self.watched: dict[int, Hosted] = {}  # of which it hears, and which it does not hold open
         self.leases: dict[int, Holding] = {}
         self.leased_keys = 0
@@ -307,12 +308,11 @@ class Session:
             else:
                 writing.opened.hosted.flat.abort(writing.reservation)
                 self.end_writing(number)
-        for hosted in {
-            id(opened.hosted): opened.hosted for opened in self.stores.values()
-        }.values():
+        for hosted in self.hosts:
             hosted.users -= 1
             hosted.used = time.monotonic()
         self.stores.clear()
+        self.hosts.clear()
         self.watched.clear()
         if self.staging is not None:
             self.staging.close()
