@@ -155,7 +155,8 @@ def reserve_all(
 
 
 def _take_all(residency: Residency, counts: Sequence[int], root: int | None) -> list[Slots]:
-    alone = not residency.tiers[0].capability.shares_bytes
+    # of one group the reservation itself evicts nothing in vain
+    alone = len(counts) > 1 and not residency.tiers[0].capability.shares_bytes
     for group, count in enumerate(counts):
         if alone and count and count > residency.available(0, group, root):
             raise residency.shortage(0, group, count, root)

@@ -229,7 +229,7 @@ class Keeping:
         taken = offered & (canonical == slots)
         if taken.any():
             tier.commit(group, slots[taken])
-        pages = at - held.rule.lookahead_pages + np.flatnonzero(offered)
+        pages = at - held.rule.lookahead_pages + offered.nonzero()[0]
         held.slots[pages] = canonical[offered]
         held.own[pages] = False
         self.quarantine(group, slots[offered & ~taken], reuse)
@@ -377,7 +377,7 @@ class Keeping:
         for group in self.parts if self.placed else ():
             held, last = work.held[group], work.inserted
             first = held.rule.first_page(last)
-            own = first + np.flatnonzero(held.own[first:last])
+            own = first + held.own[first:last].nonzero()[0]
             if held.rule.per_position or not len(own):
                 continue
             have = self.residency.blocks(work.at, group, 0, first, last - first)

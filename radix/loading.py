@@ -16,7 +16,7 @@ import numpy.typing as npt
 from radix.admission import blocks_needed, reserve_all
 from radix.errors import CapacityError, TierError
 from radix.events import RequestState
-from radix.lifecycle import Held, Mask, Work
+from radix.lifecycle import Held, Mask, Work, no_slots
 from radix.misses import lookahead_pages, stepped
 from radix.plan import Cursor, Move
 from radix.residency import Residency
@@ -69,9 +69,10 @@ class Loading:
 
     def origin_of(self, work: Work) -> npt.NDArray[np.int8]:
         """By page of the hit the tier that serves it: of several groups, the lowest."""
-        origin = np.full(work.hit_pages, self.top, np.int8)
+        origin = np.empty(work.hit_pages, np.int8)
+        origin.fill(self.top)
         for group, held in enumerate(work.held):
-            away = np.flatnonzero(held.needed & ~held.here)
+            away = (held.needed & ~held.here).nonzero()[0]
             if len(away):
                 size = held.rule.block_pages
                 source = self.source_of(work, group, away)
@@ -87,11 +88,12 @@ class Loading:
 
         All or nothing: ``CapacityError`` and nothing changed. Cost: the pages.
         """
-        theirs = [self._standing(work, group) for group in range(len(work.held))]
+        wanted = [held.wanted(work.hit_pages) for held in work.held]
+        theirs = [self._standing(work, group, pages) for group, pages in enumerate(wanted)]
         if self.placed:
             own = [
-                self._own_pages(work, held, there)
-                for held, there in zip(work.held, theirs, strict=True)
+                self._own_pages(work, held, pages, there)
+                for held, pages, there in zip(work.held, wanted, theirs, strict=True)
             ]
             counts = [
                 max(0, self._charge(work, held, pages) - len(held.spare))
@@ -101,32 +103,32 @@ class Loading:
             for held, pages, slots in zip(work.held, own, more, strict=True):
                 self._assign(work, held, pages, slots.tolist())
         for group, (held, there) in enumerate(zip(work.held, theirs, strict=True)):
-            self._mark(work, group, held, there)
+            self._mark(work, group, held, wanted[group], there)
 
-    def _standing(self, work: Work, group: int) -> npt.NDArray[np.int32]:
+    def _standing(self, work: Work, group: int, wanted: Pages) -> npt.NDArray[np.int32]:
         """By page of the hit the slot in the first tier of what the hit needs, -1 elsewhere."""
         held, hit = work.held[group], work.hit_pages
-        slots = np.full(hit, NO_SLOT, np.int32)
-        wanted = held.wanted(hit)
         if not self.placed or not len(wanted):
-            return slots
+            return no_slots(hit)
         first = int(wanted[0])
-        slots[first:] = self.residency.blocks(self.end(work), group, 0, first, hit - first)
+        slots = self.residency.blocks(self.end(work), group, 0, first, hit - first)
+        if first:
+            slots = np.concatenate((no_slots(first), slots))
         if held.rule.everywhere:
             reach = _reach(slots[wanted] != NO_SLOT)
             slots[reach * held.rule.block_pages :] = NO_SLOT
         return slots
 
-    def _own_pages(self, work: Work, held: Held, theirs: npt.NDArray[np.int32]) -> Pages:
+    def _own_pages(
+        self, work: Work, held: Held, wanted: Pages, theirs: npt.NDArray[np.int32]
+    ) -> Pages:
         """The pages that get an own slot now and have none."""
         if held.rule.per_position:
             return np.empty(0, np.int64)
-        wanted = held.wanted(work.hit_pages)
-        missing = wanted[theirs[wanted] == NO_SLOT]
-        behind = np.empty(0, np.int64)
+        pages: Pages = wanted[theirs[wanted] == NO_SLOT]
         if not held.reuses:
             behind = held.ends(work.hit_pages, len(held.slots))
-        pages: Pages = np.concatenate((missing, behind))
+            pages = np.concatenate((pages, behind)) if len(pages) else behind
         bare: Pages = pages[~held.own[pages]]
         return bare
 
@@ -152,9 +154,16 @@ class Loading:
             held.own[pages] = True
             del held.spare[: len(pages)]
 
-    def _mark(self, work: Work, group: int, held: Held, theirs: npt.NDArray[np.int32]) -> None:
-        hit = work.hit_pages
-        wanted = held.wanted(hit) if work.demand.wants(group) else np.empty(0, np.int64)
+    def _mark(
+        self,
+        work: Work,
+        group: int,
+        held: Held,
+        wanted: Pages,
+        theirs: npt.NDArray[np.int32],
+    ) -> None:
+        if not work.demand.wants(group):
+            wanted = wanted[:0]
         held.needed[:] = False
         held.needed[wanted] = True
         if not self.placed:
@@ -199,7 +208,7 @@ class Loading:
         return not work.missing
 
     def _first_missing(self, work: Work) -> int:
-        gaps = [np.flatnonzero(held.needed & ~held.here) for held in work.held]
+        gaps = [(held.needed & ~held.here).nonzero()[0] for held in work.held]
         return min(int(gap[0]) for gap in gaps if len(gap))
 
     def busy(self, work: Work) -> bool:
@@ -211,7 +220,7 @@ class Loading:
         held = work.held[group]
         if work.short:
             return False
-        wanted = np.flatnonzero(held.needed & ~held.here & ~held.coming)
+        wanted = (held.needed & ~held.here & ~held.coming).nonzero()[0]
         if not len(wanted):
             return False
         source = self.source_of(work, group, wanted)
@@ -292,7 +301,7 @@ class Loading:
         if held.rule.per_position:
             return
         lo, hit = held.shared if held.rule.everywhere else 0, work.hit_pages
-        pages = lo + np.flatnonzero(held.needed[lo:hit] & held.own[lo:hit] & ~held.coming[lo:hit])
+        pages = lo + (held.needed[lo:hit] & held.own[lo:hit] & ~held.coming[lo:hit]).nonzero()[0]
         if not len(pages):
             return
         first = int(pages[0])
@@ -487,5 +496,5 @@ class Loading:
 
 def _reach(mask: Mask) -> int:
     """The length of the run of True at the start."""
-    gaps = np.flatnonzero(~mask)
+    gaps = (~mask).nonzero()[0]
     return int(gaps[0]) if len(gaps) else len(mask)

@@ -163,7 +163,8 @@ class Requests:
         least: CapacityError | None = None
         end = Cursor(root, match.node, match.structural_pages)
         for length in lengths if self.placed else lengths[:1]:
-            lease, node, leased = tree.lease(end._replace(pages=length))
+            at = Cursor(root, end.node, length)
+            lease, node, leased = tree.lease(at)
             hit = max(length, device_pages)
             work = Work(
                 number=self._next,
@@ -191,7 +192,7 @@ class Requests:
             for held, row in zip(work.held, lent if not self.placed else [], strict=False):
                 held.slots, held.own = row.copy(), np.zeros(len(row), np.bool_)
             try:
-                self._look_ahead(work, end._replace(pages=length), end.pages)
+                self._look_ahead(work, at, end.pages)
                 self.loading.lay(work)
             except CapacityError as error:
                 end = self.loading.end(work)  # what lay behind it may have been evicted meanwhile

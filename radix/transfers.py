@@ -124,8 +124,11 @@ class Transfers(Jobs[Move]):
                 have = borrowed[group]
             last = len(self.tiers) if unless_below else target + 1
             below = self.held(at, group, range(target, last), first, count)
-            pages = np.flatnonzero((have != NO_SLOT) & ~below).astype(np.int64) + first
-            pages = pages[~self.landing(at, target, group, pages)]
+            pages: Pages = ((have != NO_SLOT) & ~below).nonzero()[0] + first
+            if not len(pages):  # as a rule where all of a hit lies below
+                continue
+            if (target, group) in self._landing:
+                pages = pages[~self.landing(at, target, group, pages)]
             pages = self._worth(at, pages, target, group)
             if len(pages) and self.tiers[target].mode is not TierMode.ON:
                 self.count("declined", target, group, len(pages))
@@ -177,10 +180,11 @@ class Transfers(Jobs[Move]):
         self, at: Cursor, group: int, tiers: range, first: int, count: int
     ) -> npt.NDArray[np.bool_]:
         """Which of the pages are in one of the tiers. Cost: the pages, for each tier."""
-        held = np.zeros(count, np.bool_)
+        held: npt.NDArray[np.bool_] | None = None
         for tier in tiers:
-            held |= self.residency.slots(at, group, tier, first, count) != NO_SLOT
-        return held
+            here = self.residency.slots(at, group, tier, first, count) != NO_SLOT
+            held = here if held is None else held | here
+        return np.zeros(count, np.bool_) if held is None else held
 
     def make_way(self, at: Cursor, group: int, tier: int, count: int, upto: int) -> None:
         """What is larger than a tier between two others streams through it: blocks of the first
@@ -253,10 +257,11 @@ class Transfers(Jobs[Move]):
         return job if self._start_load(job, urgency) else None
 
     def _pinned(self, move: Move, upper: Slots, lower: Slots, owner: int) -> Job:
-        end = move.at._replace(pages=min(move.at.pages, int(move.pages[-1]) + 1))
+        root, node, pages = move.at
+        end = Cursor(root, node, min(pages, int(move.pages[-1]) + 1))
         mask, first = 1 << move.group, int(move.pages[0])
         lease, node, pages = self.tree.lease(end, mask, first)
-        move = Move(Cursor(end.root, node, pages), move.group, move.source, move.target, move.pages)
+        move = Move(Cursor(root, node, pages), move.group, move.source, move.target, move.pages)
         unpin = partial(self.tree.release, lease, stamp=False)
         try:
             keys = self._keys(move.at, move.pages)
