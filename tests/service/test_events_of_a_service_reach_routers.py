@@ -121,7 +121,8 @@ def test_a_gap_becomes_cleared_and_all_there_is(
         agree(domain, bridge, router)
         for turn in range(40):  # each of them some events
             names: list[object] = [(turn, i) for i in range(20)]
-            client.write(keys_of(names), contents(names))
+            space = Namespace(f"m{turn % 3}")
+            client.write(keys_of(names), contents(names), namespace=space)
         domain.idle()
         before = len(router.events)
         agree(domain, bridge, router)
@@ -151,11 +152,13 @@ def test_watching_a_store_holds_it_open_for_nobody(tmp_path: Path) -> None:
 
 def test_a_restarted_service_is_told_anew(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
+    spaces = [Namespace(f"m{number}") for number in range(3)]
     with Domain(tmp_path, data=data) as domain, domain.client() as client:
         bridge = bridge_of(domain)
         router = router_of(bridge)
         names: list[object] = list(range(20))
-        client.write(keys_of(names), contents(names))
+        for name in spaces:  # each a namespace, and a list of its own
+            client.write(keys_of(names), contents(names), namespace=name)
         agree(domain, bridge, router)
     with pytest.raises(ServiceGoneError):
         bridge.step()
@@ -163,11 +166,26 @@ def test_a_restarted_service_is_told_anew(tmp_path: Path) -> None:
     assert not nonempty(router.held) and isinstance(router.events[-1], AllBlocksCleared)
     with Domain(tmp_path, data=data) as domain, domain.client() as client:
         bridge._connect = domain.watch
-        assert (client.has(keys_of(names)) == 1).all()
+        for name in spaces:
+            assert (client.has(keys_of(names), namespace=name) == 1).all()
         agree(domain, bridge, router)
-        assert len(router.held["STORAGE", 0]) == 20 and "CPU" not in router.held
+        assert len(router.held["STORAGE", 0]) == 60 and "CPU" not in router.held
     router.close()
     bridge.close()
+
+
+def test_numbers_of_another_life_are_lost_and_never_taken_for_its_own(tmp_path: Path) -> None:
+    numbers = []
+    for _ in range(2):
+        with Domain(tmp_path) as domain, domain.client() as client:
+            for since in numbers:
+                assert client.events(since).lost
+            client.write(keys_of(["a", "b"]), contents(["a", "b"]))
+            domain.idle()
+            told = client.events(0)
+            assert told.events and not told.lost
+            numbers += [told.following, told.following - 1]
+            assert not client.events(told.following).lost
 
 
 def test_dynamo_finds_of_each_prompt_what_the_service_holds(tmp_path: Path) -> None:

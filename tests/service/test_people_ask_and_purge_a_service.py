@@ -128,6 +128,12 @@ def test_a_prompt_that_missed_is_explained(
             tell(capsys, *ask, "--socket", run.path)
             assert run.get("/status")["stores"][0]["counters"] == before
         assert run.end() == 0
+    with Program(tmp_path, "--data", str(folder)) as run:
+        with Client(run.path, GROUPS, page_tokens=16) as client:
+            assert client.lookup(prompt, namespace=LLAMA).pages == 4
+            (reach,) = tell(capsys, *ask, "--socket", run.path)["reaches"]
+            assert (reach["hit"], reach["pool"]) == (4, 0)  # from here on it is on disk alone
+        assert run.end() == 0
     (reach,) = tell(capsys, *ask, "--data", str(folder))["reaches"]
     assert (reach["asked"], reach["hit"], reach["there"]) == (5, 4, {"kv": 4})
     assert "not on this disk" in reach["reason"]

@@ -30,7 +30,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             made.serve(number)
         made.serve(0)
         made.serve(9, tenant=b"\x00\xff")
-        made.put(120)
+        made.put(240)
         yield made
 
 
@@ -79,9 +79,9 @@ def test_status_is_what_the_stores_say(rig: Rig) -> None:
     assert asked["hits"] == {"host": 96} and asked["hit_ratio"] == 96 / 600
     assert keys["asked"] == {
         "unit": "blocks",
-        "asked": 240,
-        "hits": {"host": 120},
-        "misses": {"cold": 120},
+        "asked": 480,
+        "hits": {"host": 240},
+        "misses": {"cold": 240},
         "hit_ratio": 0.5,
     }
     assert (prompts["namespaces"], keys["namespaces"]) == (2, 1)
@@ -132,7 +132,7 @@ def test_the_history_is_sampled(rig: Rig) -> None:
     while len(samples := told(rig, "/history")["samples"]) < before + 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert samples[-1]["asked"] == {"tokens": [600, 96], "blocks": [240, 120]}
+    assert samples[-1]["asked"] == {"tokens": [600, 96], "blocks": [480, 240]}
     assert samples[-1]["tiers"]["disk"][1] == 96 << 20
     assert samples == sorted(samples, key=lambda sample: float(sample["t"]))
 
@@ -156,9 +156,9 @@ def test_the_tree_is_looked_at_in_bounded_pieces(rig: Rig) -> None:
         assert len(piece["nodes"]) <= 50
         seen += [node["node"] for node in piece["nodes"]]
         after = piece["next"]
-    assert len(seen) == len(set(seen)) == 120
+    assert len(seen) == len(set(seen)) == 240
     most = f"/tree?store=keys&root={space['root']}&node={space['root']}&most=99999"
-    assert len(told(rig, most)["nodes"]) == 120  # of at most 200
+    assert len(told(rig, most)["nodes"]) == 200  # whoever asks for more
 
 
 def test_looking_changes_nothing(rig: Rig) -> None:
