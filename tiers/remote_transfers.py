@@ -85,6 +85,7 @@ class RemoteTransfers:
         self._jobs: dict[int, Job] = {}
         self._epochs = Epochs()
         self._epoch_seen_s = 0.0
+        self._asking_epoch = False
         self._ending = threading.Lock()
         self._begun: bytes | None = None  # an epoch that stands in the backend, not yet in force
         self._names = Names(config.prefix, config.digest, groups)
@@ -206,6 +207,7 @@ class RemoteTransfers:
             raise UnsupportedError(
                 f"tier {self._config.name!r}: a store of parts of values into a view"
             )
+        self._ask_epoch()
         number = self._epochs.number
         self.enter(group, slots, records, number)
         job = self._job(transfer, upper, cut, self._directories[group].look(slots), storing=True)
@@ -217,6 +219,21 @@ class RemoteTransfers:
         else:
             every = np.arange(job.count)
             self._begin(job, self._writing, partial(runner.store, job, every))
+
+    def _ask_epoch(self) -> None:
+        """Who only stores hears of another cache's reset, too: else nobody would find it."""
+        late = time.monotonic() > self._epoch_seen_s + self._config.epoch_s
+        if not late or self._asking_epoch or not self.alive:
+            return
+        self._asking_epoch = True
+
+        def ask(memory: Staging) -> None:
+            try:
+                self._caller.call(None, self._refresh)
+            finally:
+                self._asking_epoch = False
+
+        self._writing.put(int(Urgency.PREFETCH), ask, begun=True)
 
     def load(self, transfer: Transfer, upper: Tier, cut: Cut) -> None:
         """Starts a load of the runs of ``cut``. Raises ``TierFullError`` (retryable)."""
@@ -351,6 +368,8 @@ class RemoteTransfers:
 
     def lose(self, group: int, records: Records) -> None:
         """The values of these blocks go, as far as the backend answers; nobody is told."""
+        if self._epochs.number < 0:  # it never answered: nothing is known of it
+            return
         blocks = self._names.blocks(group, records, self._epochs.current)
         pieces = range(len(self._runners[group].spans))
         names = [self._names.name(each.tobytes(), p) for each in blocks.digests for p in pieces]
