@@ -92,6 +92,7 @@ class RemoteTier(PooledTier):
         queue_jobs: int = 256,
         open_s: float | None = None,
         close_s: float = CLOSE_S,
+        own_epochs: bool = False,
         views: View | Sequence[View | None] | None = None,
     ) -> None:
         """Touches nothing yet; ``attach`` does.
@@ -105,8 +106,9 @@ class RemoteTier(PooledTier):
         sought. ``threads``: that read, and as many that write, each with ``staging_bytes`` or a
         block's. ``queue_jobs``: of each kind that may wait. ``open_s``: how long ``attach`` waits
         for the backend (None: two calls; 0: not at all, and the tier is off until it answers),
-        ``close_s``: how long ``close`` waits for calls that are out. ``views``: the part of each
-        block that it holds (a rank's shards). Raises ``ValueError``, ``TypeError``,
+        ``close_s``: how long ``close`` waits for calls that are out. ``own_epochs``: of a backend
+        that keeps epochs in this process, so that a reset needs no answer of it. ``views``: the
+        part of each block that it holds (a rank's shards). Raises ``ValueError``, ``TypeError``,
         ``ImportError``.
         """
         super().__init__(name, _SHARED)
@@ -138,6 +140,7 @@ class RemoteTier(PooledTier):
             queue_jobs=checked_count(queue_jobs, f"{what} queue_jobs"),
             open_s=2 * deadline_s if open_s is None else open_s,
             close_s=close_s,
+            own_epochs=own_epochs,
         )
         self._backend = backend_of(backend) if isinstance(backend, str) else backend
         self._asked_views = [views] if isinstance(views, View) else views

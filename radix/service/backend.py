@@ -88,6 +88,7 @@ class Service:
             digest="sha256",
             deadline_s=self.timeout_s,
             threads=1,
+            own_epochs=True,
         )
 
 

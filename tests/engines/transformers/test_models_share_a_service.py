@@ -152,6 +152,8 @@ def test_a_service_that_dies_costs_hits_and_comes_back(tmp_path: Path) -> None:
         with _over(name, quick) as opened:
             assert _answer(opened, ids).tolist() == expected
             assert _served(opened) == 0
+            opened.cache.reset()  # needs no answer
+            assert _answer(opened, ids).tolist() == expected
             opened.check()
         with _service(tmp_path) as again:
             end = time.monotonic() + 60.0
