@@ -98,6 +98,16 @@ def test_a_scan_of_one_leaves_the_conversations_of_another(tmp_path: Path) -> No
     assert found["one"][0] < 0.1 * asked
 
 
+@pytest.mark.parametrize("policy", ["arc", "s3fifo", "hit_density"])
+def test_under_another_order_a_scan_leaves_them_too(tmp_path: Path, policy: str) -> None:
+    told = {"listen": "127.0.0.1:0", "host_bytes": "1MiB", "policy": policy}
+    with Service(tmp_path, _tenants(tmp_path, True), **told) as service:
+        hits, asked = _talks(service, SCANNED)
+        service.check()
+        assert hits / asked > 0.75
+        assert _told(service)["chats"]["evicted_blocks"] == {"host": 0}
+
+
 def test_blocks_of_their_own_are_not_seen_by_others_of_the_domain(tmp_path: Path) -> None:
     names: list[object] = list(range(20))
     with Service(tmp_path, _tenants(tmp_path, True), listen="127.0.0.1:0") as service:
