@@ -413,10 +413,11 @@ def _shares(config: ServiceConfig, names: list[str], total: int, quota: str) -> 
             weights[name] = sum(tenant.weight for tenant in members)
         else:
             fixed[name] = sum(quotas)
-    if (promised := sum(fixed.values())) > total:
+    nowhere = quota == "disk_quota_bytes" and config.data is None
+    if (promised := sum(fixed.values())) > total and not nowhere:
         what = f"the quotas are {promised} of {total} bytes"
         raise OptionError(f"tenants.{config.tenants[0].name}.{quota}", what)
-    rest = total - promised
+    rest = max(0, total - promised)
     whole = sum(weights.values()) or 1.0
     for name in names:
         yield fixed[name] if name in fixed else int(rest * weights[name] / whole)

@@ -184,6 +184,12 @@ def test_more_room_than_there_is_is_promised_to_nobody(tmp_path: Path) -> None:
     tenants = {name: {"quota_bytes": "768KiB", "uids": [n]} for n, name in enumerate("ab")}
     with pytest.raises(OptionError, match="quota_bytes: the quotas are 1572864 of 1048576 bytes"):
         domains_of(read_config(None, {"host_bytes": "1MiB"}, tenants))
+    disk = {"a": {"uids": [0], "disk_quota_bytes": "64GiB"}}
+    assert domains_of(
+        read_config(None, {}, disk)
+    )  # of a disk that there is not nothing is promised
+    with pytest.raises(OptionError, match="disk_quota_bytes"):
+        domains_of(read_config(None, {"data": str(tmp_path)}, disk))
 
 
 def test_a_name_means_the_blocks_of_one_owner(tmp_path: Path) -> None:
