@@ -186,13 +186,13 @@ def keep(part: Part, report: IndexReport) -> None:
 
 
 def _counted(run: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in run.items() if name != "seconds"}
+    return {name: value for name, value in run.items() if name not in ("seconds", "tenants")}
 
 
 def kept(part: Part) -> IndexReport:
     """What was kept of a part."""
     found = json.loads((KEPT / f"{part.name}.json").read_text())
-    runs = tuple(Run(**run, seconds=0.0) for run in found["runs"])
+    runs = tuple(Run(**run, seconds=0.0, tenants={}) for run in found["runs"])
     return IndexReport(
         found["trace"], found["requests"], found["blocks"], found["unique_blocks"], runs
     )
