@@ -1,38 +1,59 @@
 /* cost.c: the policy that goes by what a block saves. A node is worth the FLOPs that computing its
- * entries again would take, for each byte that they take: of a full group its pages, of snapshots
- * all since the one before it on the path. Its key is that on top of the key of the last victim, so
- * that what was dear once grows old (Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997,
- * where it is GreedyDual-Size).
+ * entries again would take, for each byte that they take: of a full group its pages, of a snapshot
+ * or a window all since the one before it on the path. Its key is that on top of the key of the
+ * last victim, so that what was dear once grows old (Cao and Irani, Cost-Aware WWW Proxy Caching
+ * Algorithms, 1997, where it is GreedyDual-Size).
  */
 #include "policy.h"
 
 #define SCALE 4096.0 /* of one FLOP a byte in a key */
 #define VALUE_MOST (1ull << 50)
 
-/* Where computing what node i holds would begin, in pages: a snapshot above is gone on from. */
-static uint32_t begin_of(const rdx_tree *t, uint32_t i, uint32_t column) {
-    if (!is_sparse(t, column)) {
-        return node_at(t, i)->start + cell_at(t, i, column)->lo;
-    }
-    for (i = node_at(t, i)->parent; !(node_at(t, i)->flags & NODE_ROOT);
-         i = node_at(t, i)->parent) {
+/* Entries that are worth something together, and the page where computing would begin without
+ * them. */
+typedef struct stretch {
+    uint64_t entries;
+    uint64_t begin;
+} stretch;
+
+/* Of a column that is not full: what a hit at the end of node i has there, as far as it stands
+ * without a gap. Without it the hit ends where the next entries above it end. */
+static stretch stretch_of(const rdx_tree *t, uint32_t i, uint32_t column) {
+    const rdx_group *g = rule_of(t, column);
+    const uint32_t needed = rdx_first_entry(t, g, rdx_end_of(t, i));
+    stretch s = {0, 0};
+    for (; !(node_at(t, i)->flags & NODE_ROOT); i = node_at(t, i)->parent) {
+        const node *x = node_at(t, i);
         const cell *k = cell_at(t, i, column);
-        if (k->hi != k->lo) {
-            return node_at(t, i)->start + k->hi;
+        if (k->hi == k->lo) {
+            continue;
         }
+        if (s.entries && (g->rule == RDX_RULE_STATE || x->start + k->hi != s.begin)) {
+            s.begin = x->start + k->hi;
+            return s;
+        }
+        if (s.entries && s.begin <= needed) {
+            return s; /* more than a hit needs: it goes on from what stands here */
+        }
+        s.entries += rdx_entries(x, g, k->lo, k->hi);
+        s.begin = x->start + k->lo;
     }
-    return 0;
+    s.begin = 0;
+    return s;
 }
 
 static uint64_t value_of(const rdx_tree *t, uint32_t i, uint32_t column) {
     const cell *k = cell_at(t, i, column);
     const node *x = node_at(t, i);
     const price *p = &t->policy->columns[column].price;
-    double first = (double)begin_of(t, i, column) * t->page_tokens;
+    stretch s = {rdx_entries(x, rule_of(t, column), k->lo, k->hi), x->start + k->lo};
+    if (is_sparse(t, column)) {
+        s = stretch_of(t, i, column);
+    }
+    double begin = (double)s.begin * t->page_tokens;
     double end = ((double)x->start + k->hi) * t->page_tokens;
-    double entries = rdx_entries(x, rule_of(t, column), k->lo, k->hi);
-    double flops = (end - first) * (p->linear + p->quadratic * (first + end - 1) / 2);
-    double value = entries > 0 ? flops / (entries * p->bytes) * SCALE : 0;
+    double flops = (end - begin) * (p->linear + p->quadratic * (begin + end - 1) / 2);
+    double value = s.entries ? flops / ((double)s.entries * p->bytes) * SCALE : 0;
     return value < (double)VALUE_MOST ? (uint64_t)value : VALUE_MOST;
 }
 
@@ -74,5 +95,5 @@ const policy rdx_policy_cost = {.came = cost_came,
                                 .used = cost_used,
                                 .going = cost_going,
                                 .fault = cost_fault,
-                                .alone = true,
+                                .every = true,
                                 .price = true};

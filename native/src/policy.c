@@ -38,7 +38,13 @@ static bool goes_before(const rdx_tree *t, uint32_t column, uint32_t a, uint32_t
     if (x->key != y->key) {
         return x->key < y->key;
     }
-    return x->last != y->last ? x->last < y->last : a < b;
+    if (x->last != y->last) {
+        return x->last < y->last;
+    }
+    /* Of one path, where more than its leaf may go, what stands further up goes first. */
+    const node *n = node_at(t, a);
+    const node *m = node_at(t, b);
+    return is_sparse(t, column) && n->start != m->start ? n->start < m->start : a < b;
 }
 
 static void put(rdx_tree *t, uint32_t column, const queue *q, uint32_t place, uint32_t i) {
@@ -200,6 +206,10 @@ void rdx_policy_split(rdx_tree *t, uint32_t upper, uint32_t lower, uint32_t colu
     if (orders(t, column)) {
         *mark_at(t, upper, column) = *mark_at(t, lower, column);
         mark_at(t, upper, column)->place = NIL;
+        if (is_sparse(t, column) && mark_at(t, lower, column)->place != NIL) {
+            heap_remove(t, lower, column); /* it begins further down now */
+            heap_add(t, lower, column);
+        }
         if (t->policy->rule->split) {
             t->policy->rule->split(t, upper, lower, column);
         }
@@ -424,8 +434,7 @@ int rdx_policy_set(rdx_tree *t, uint32_t number) {
     t->policy->columns = rdx_calloc(t->columns ? t->columns : 1, sizeof(policy_column));
     for (uint32_t c = 0; t->policy->columns && c < t->columns; c++) {
         t->policy->columns[c].price = (price){1, 0, 1, c};
-        bool alone = rule_of(t, c)->rule == RDX_RULE_STATE && t->policy->rule->alone;
-        t->policy->ordered |= (uint64_t)(!is_sparse(t, c) || alone) << c;
+        t->policy->ordered |= (uint64_t)(!is_sparse(t, c) || t->policy->rule->every) << c;
     }
     if (!t->policy->columns || rdx_policy_tenants(t, 1) != RDX_OK ||
         rdx_policy_begin(t, 0) != RDX_OK || rdx_policy_reserve(t, t->node_cap) != RDX_OK) {

@@ -82,7 +82,7 @@ typedef struct policy {
     uint32_t memory[QUEUES]; /* runs for each node that are remembered when they went: it needs to
                                 know pages again */
     bool drawn;              /* queues have no order: their nodes are drawn from */
-    bool alone;              /* it orders entries that a hit needs no other of, too */
+    bool every;              /* it orders columns that are not full, too */
     bool price;              /* it goes by what entries save */
 } policy;
 

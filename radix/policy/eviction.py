@@ -122,8 +122,8 @@ def check_policy(policy: str | EvictionPolicy) -> str:
 
     ``lru``: the block whose path was leased or inserted longest ago goes first, exact at page
     granularity; of one path the deepest page goes first. The others, of which docs/policies.md
-    tells more, take leaves only, too. They order the blocks of full groups, ``cost`` those of
-    states too; all else goes by last use. An object with the methods of ``EvictionPolicy`` gives
+    tells more, take leaves only, too. They order the blocks of full groups, ``cost`` those of all
+    groups; all else goes by last use. An object with the methods of ``EvictionPolicy`` gives
     the keys.
     """
     if not isinstance(policy, str):

@@ -11,7 +11,7 @@ import pytest
 
 from radix import FlatStore, PrefixCache
 from radix.errors import UnsupportedError
-from radix.groups import Cost, Group, Rule
+from radix.groups import Cost, Group, Retention, Rule
 from radix.hints import Hints, Said
 from radix.keysets import hash_keys
 from radix.request import Request
@@ -305,3 +305,57 @@ def test_snapshots_go_by_what_they_save(seed: int) -> None:
         tree.check()
         assert tree.column_stats(1).resident == len(kept)
     assert age
+
+
+def test_a_window_goes_by_all_that_it_saves() -> None:
+    """What was computed for long behind the window before is worth more than what follows closely,
+    whichever was used last; of a window in two runs the lower one is worth what both save.
+    """
+    rules = (Rule(0, 1, 0, 0, True, 1), Rule(1, 1, 2, 0, True, 1))
+    tree = TreeCore(4, groups=rules, tiers=1, page_tokens=1, policy="cost")
+    tree.price([Price(1.0, 0.0, 8, 0), Price(1.0, 0.0, 8, 0)])
+    root, slot = tree.root(), 0
+
+    def ends(path: list[int], *places: int) -> None:
+        nonlocal slot
+        slots = np.full((2, len(path)), -1, np.int32)
+        slots[0] = np.arange(len(path))
+        for place in places:
+            slots[1, place - 2 : place] = slot, slot + 1
+            slot += 2
+        run = np.array(path, np.int32)
+        tree.insert(Cursor(root, root, 0), run, np.arange(2, dtype=np.uint32), slots)
+        tree.check()
+
+    ends(list(range(1, 31)), 30)  # 0 and 1: thirty tokens
+    ends([*range(1, 11), 99], 11)  # splits it; 2 and 3: eleven
+    ends([50, 51, 52, 53], 4)  # 4 and 5: four
+    run = np.arange(1, 31, dtype=np.int32)
+    gone = np.zeros(6, np.int32)
+    assert tree.evict(1, gone[:2]) == 2
+    assert gone[:2].tolist() == [4, 5]  # though used last
+    tree.touch(Cursor(root, tree.match(root, run[:10], 0).node, 10))
+    assert tree.evict(1, gone) == 4
+    assert gone[:4].tolist() == [3, 2, 0, 1]
+    tree.check()
+
+
+def test_groups_of_a_model_with_windows_are_compared_by_what_they_save() -> None:
+    """Blocks of all its groups go by one order, where before the windows' had those of all compared
+    by last use: a long prompt's go after those of a short one that was used later.
+    """
+    cost = Cost(1.0, 0.5)
+    groups = [
+        replace(Group.full("kv", 64), cost=cost),
+        replace(Group("near", Group.full("kv", 64).layout, Retention("window", 8)), cost=cost),
+    ]
+    tiers = [IndexTier(limit_bytes=64 * 48)]
+    with PrefixCache(groups, tiers, page_tokens=4, policy="cost") as cache:
+        for first, count in ((0, 120), (1000, 32), (2000, 32), (3000, 32)):
+            prompt = np.arange(first, first + count, dtype=np.int32)
+            with cache.lease(cache.match(prompt)[1]) as lease:
+                cache.insert(prompt, lease)
+            cache.check()
+        long, short = (np.arange(n, n + c, dtype=np.int32) for n, c in ((0, 121), (1000, 33)))
+        assert cache.match(long)[0].hit_pages == 30
+        assert cache.match(short)[0].hit_pages < 8

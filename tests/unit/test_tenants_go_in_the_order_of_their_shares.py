@@ -17,7 +17,8 @@ from radix.keys import Namespace
 from radix.shares import ANYBODY, ONCE, OWN, Claim, Shares
 from radix.tenants import Tenant, Tenants
 from radix.tree import Cursor, TreeCore
-from tests.treerig import full, state, window
+from radix.treeparts import Price
+from tests.treerig import chunked, full, state, window
 from tiers.index import IndexTier
 
 MAX_STAMP = (1 << 64) - 1
@@ -27,16 +28,25 @@ NAMES = ("blue", "green", "red")
 class Forest:
     """One tree of all tenants, and one of each, in which the same happens."""
 
-    def __init__(self, rules: tuple[Rule, ...], seed: int, *, shared: bool) -> None:
+    def __init__(
+        self, rules: tuple[Rule, ...], seed: int, *, shared: bool, policy: str = "lru"
+    ) -> None:
         self.rng = random.Random(seed)
-        self.tree = TreeCore(4, groups=rules, tiers=1, page_tokens=1)
-        self.alone = [TreeCore(4, groups=rules, tiers=1, page_tokens=1) for _ in NAMES]
+        self.tree = TreeCore(4, groups=rules, tiers=1, page_tokens=1, policy=policy)
+        self.alone = [
+            TreeCore(4, groups=rules, tiers=1, page_tokens=1, policy=policy) for _ in NAMES
+        ]
+        self.step_by_step = policy != "lru" or len(rules) > 2
         self.sizes = [self.rng.randrange(1, 9) * 8 for _ in rules]
         groups = [Group.full(f"g{number}", size) for number, size in enumerate(self.sizes)]
         tier = IndexTier(1000)
         if shared:
             tier = IndexTier(limit_bytes=8000)
         tier.attach(tuple(groups), 4, None)
+        for tree in (self.tree, *self.alone):
+            if policy == "cost":
+                pool = [0 if shared else column for column in range(len(rules))]
+                tree.price([Price(3.0, 0.5, *of) for of in zip(self.sizes, pool, strict=True)])
         weights = [self.rng.choice((0.5, 1, 2, 3.5)) for _ in NAMES]
         floors = [self.rng.choice((0, 0, 40, 200)) for _ in NAMES]
         known = {
@@ -140,7 +150,7 @@ class Forest:
         equal stamps mean there: everybody's is looked at before each block, as in ``evict``.
         """
         gone: list[bytes] = []
-        step = 1 if len(self.sizes) > 2 else count
+        step = 1 if self.step_by_step else count
         while len(gone) < count:
             for number in self.numbers:
                 self.shares.head(column, Claim(number, OWN))
@@ -175,8 +185,11 @@ MIXES = {
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("rules", MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize("seed", range(6))
-def test_victims_equal_asking_each_tenant(seed: int, rules: tuple[Rule, ...], shared: bool) -> None:
-    forest = Forest(rules, seed, shared=shared)
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+def test_victims_equal_asking_each_tenant(
+    policy: str, seed: int, rules: tuple[Rule, ...], shared: bool
+) -> None:
+    forest = Forest(rules, seed, shared=shared, policy=policy)
     went = 0
     for _ in range(250):
         forest.step()
@@ -193,6 +206,28 @@ def test_victims_equal_asking_each_tenant(seed: int, rules: tuple[Rule, ...], sh
             went += len(gone)
         forest.tree.check(device=False)
     assert went > 100
+
+
+@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("seed", range(8))
+def test_windows_and_states_of_tenants_go_by_what_they_save(seed: int, shared: bool) -> None:
+    """Queues, lists and sums stay whole (I12, I17, I18), and what is asked for goes."""
+    rules = (full(), window(3), state(), chunked(4))
+    forest = Forest(rules, seed, shared=shared, policy="cost")
+    for _ in range(300):
+        forest.step()
+        if forest.rng.random() < 0.3:
+            column, count = forest.rng.randrange(len(rules)), forest.rng.randrange(1, 9)
+            before = forest.tree.column_stats(column).resident
+            gone = len(forest.take(column, count, Claim(ANYBODY, 0)))
+            assert forest.tree.column_stats(column).resident == before - gone
+        forest.tree.check(device=False)
+    while forest.leases:
+        forest.release(forest.leases.pop())
+    for column in range(len(rules)):
+        forest.take(column, 5000, Claim(ANYBODY, 0))
+        assert forest.tree.column_stats(column).resident == 0
+        forest.tree.check(device=False)
 
 
 def test_a_place_that_another_took_leads_nowhere() -> None:
