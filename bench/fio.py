@@ -37,7 +37,7 @@ def version() -> str:
 class Fio:
     """One pattern over one file of ``nbytes``, in equal parts by ``jobs`` threads: direct, a call
     at a time in each. ``rw``: as fio names it; ``sync_every``: of writes, an fdatasync after so
-    many blocks of a thread. Raises ``Skip`` where there is no fio.
+    many blocks of a thread. ``path``: its file. Raises ``Skip`` where there is no fio.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Fio:
         if not is_there():
             raise Skip(WITHOUT)
         self._folder, self._name = folder, f"fio-{block_bytes}.bin"
+        self.path = folder / self._name
         self.command = [
             SUBJECT,
             f"--name={rw}",
