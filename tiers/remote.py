@@ -68,6 +68,16 @@ def begin_epoch(url: str, prefix: str, timeout_s: float) -> None:
         backend.close()
 
 
+def _check_seconds(what: str, times: dict[str, float], waits: dict[str, float]) -> None:
+    """Times are above 0, waits may be 0."""
+    for key, value in {**times, **waits}.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"{what} {key} must be a number, not {type(value).__name__}")
+        if not value > 0 and (key in times or value):
+            least = "above 0" if key in times else "0 or more"
+            raise ValueError(f"{what} {key} must be {least}, not {value}")
+
+
 class RemoteTier(PooledTier):
     """Blocks in a distributed backend, below memory that has addresses.
 
@@ -120,12 +130,7 @@ class RemoteTier(PooledTier):
             raise ValueError(f"{what} prefix must be ASCII without blanks or braces: {prefix!r}")
         times = {"deadline_s": deadline_s, "retry_s": retry_s, "epoch_s": epoch_s}
         waits = {"open_s": 0 if open_s is None else open_s, "close_s": close_s}
-        for key, value in {**times, **waits}.items():
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise TypeError(f"{what} {key} must be a number, not {type(value).__name__}")
-            if not value > 0 and (key in times or value):
-                least = "above 0" if key in times else "0 or more"
-                raise ValueError(f"{what} {key} must be {least}, not {value}")
+        _check_seconds(what, times, waits)
         self._blocks = blocks if isinstance(blocks, int) else tuple(blocks)
         self._config = RemoteConfig(
             name=name,

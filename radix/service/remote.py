@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from radix.errors import TierError
 from radix.service.config import ServiceConfig
@@ -53,6 +54,10 @@ class StoreRemote:
     def busy(self) -> bool:
         """Whether ``run`` has something to see to."""
         return bool(self._trying or self._renewing) or self.tier.pending() > 0
+
+    def counters(self) -> dict[str, int]:
+        """What the tier counted beside what every tier does, by dotted names."""
+        return {f"remote.{key}": count for key, count in asdict(self.tier.counts).items()}
 
     def when_tried(self, tell: Callable[[], None]) -> None:
         """``tell`` is called once it is known if the backend answers, at once if it is now."""

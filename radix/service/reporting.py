@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import radix
 from radix.service.context import Context
 from radix.service.hosting import Hosted, digest_of
 from radix.service.session import Session
-from radix.service.status import Asked, Status, TenantStatus, store_status
+from radix.service.status import Asked, Status, StoreStatus, TenantStatus, store_status
 from radix.service.tenants import Tenant
 
 
@@ -22,18 +22,22 @@ def name_of(hosted: Hosted) -> str:
     return f"{hosted.domain}/{digest_of(hosted.signature)[:12]}"
 
 
+def _status_of_store(context: Context, hosted: Hosted) -> StoreStatus:
+    told = store_status(
+        *(name_of(hosted), hosted.flat, hosted.domain),
+        *(time.monotonic_ns(), context.config.write),
+    )
+    if hosted.remote is None:
+        return told
+    return replace(told, counters={**told.counters, **hosted.remote.counters()})
+
+
 def status_of(
     context: Context, sessions: Sequence[Session], addresses: Mapping[str, str], began: float
 ) -> Status:
     """Everything, at this moment; ``began``: Unix time. Cost: stores, tenants and connections."""
     now = time.time()
-    stores = tuple(
-        store_status(
-            *(name_of(hosted), hosted.flat, hosted.domain),
-            *(time.monotonic_ns(), context.config.write),
-        )
-        for hosted in context.stores()
-    )
+    stores = tuple(_status_of_store(context, hosted) for hosted in context.stores())
     tenants = []
     for tenant in context.config.tenants:
         mine = [session for session in sessions if session.tenant is tenant]

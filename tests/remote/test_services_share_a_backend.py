@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -80,6 +81,8 @@ def test_a_lease_alone_finds_it(pair: Pair) -> None:
         (store,) = status["stores"]
         assert store["asked"]["hits"]["remote"] == len(NAMES)
         assert store["counters"]["load.blocks.remote.kv"] == len(NAMES)
+        counted = [store["counters"][f"remote.{what}"] for what in ("found", "loaded", "outages")]
+        assert counted == [len(NAMES), len(NAMES), 0]
 
 
 async def _hit(path: str) -> tuple[int, int]:
@@ -266,6 +269,14 @@ def test_radix_serve_takes_it_from_its_file_and_purges_it(
             assert here.write(keys_of(NAMES), contents(NAMES)).all()
             here.flush()  # there is no disk: it waits for the backend, so long
             assert leased(there, NAMES) == len(NAMES)
+            with urlopen(f"http://{told[1]['admin']}/metrics", timeout=20) as answer:
+                lines = answer.read().decode().splitlines()
+            (on,) = [
+                line for line in lines if line.startswith("radix_tier_on") and "remote" in line
+            ]
+            assert on.endswith(" 1.0")
+            assert main(["top", "--once", "--admin", told[1]["admin"]]) == 0
+            assert "remote" in capsys.readouterr().out
             assert main(["purge", "--tenant", "default", "--socket", told[1]["socket"]]) == 0
             assert "of 1 stores nothing is found in the remote tier" in capsys.readouterr().err
             assert leased(there, NAMES) == 0  # nor from the backend, where its values still lie
