@@ -1,4 +1,4 @@
-"""A window and a state group beside a full one: what they add to a match and an insert.
+"""A window and a state group beside a full one: what they add to a match, a lease and an insert.
 
 Kept here: the same prompts go through both models in turn, round by round, so that the ratio is of
 one run. The second model keeps what its rules say: every block of the full group, the last window,
@@ -17,11 +17,13 @@ from bench.workloads import Prompts, fresh_prompts, shared_prompts, shuffled
 from radix.cache import PrefixCache
 from radix.groups import Group, Retention
 from radix.layout import Layout
+from radix.plan import Cursor
 from tiers.index import IndexTier
 
 PAGE_TOKENS = 16
 WINDOW_TOKENS = 1024
 ALONE, MIXED = "full alone", "with a window and a state"
+LEASE, LEASE_AGAIN = "TreeCore.lease", "TreeCore.lease, pinned just before"
 
 
 def _cache(kind: str, pages: int, prompts: int) -> PrefixCache:
@@ -55,8 +57,22 @@ def _match_us(cache: PrefixCache, rows: list[Prompts]) -> list[float]:
     return spans
 
 
+def _lease_us(cache: PrefixCache, ends: list[Cursor], *, again: bool) -> list[float]:
+    """us of pinning each end, given back at once; ``again``: right after it was pinned before."""
+    clock, tree = time.perf_counter_ns, cache.tree
+    spans: list[float] = []
+    for end in ends:
+        if again:
+            tree.release(tree.lease(end)[0])
+        start = clock()
+        lease, _, _ = tree.lease(end)
+        spans.append((clock() - start) / 1e3)
+        tree.release(lease)
+    return spans
+
+
 def run_mixed(sizes: Sizes, place: Place) -> Outcome:
-    """Full hits of a working set, and inserts of prompts that share nothing, in both models."""
+    """Full hits and pins of a working set, and inserts of prompts that share nothing, in both."""
     count, tokens = sizes["prompts"], sizes["tokens"]
     pages = tokens // PAGE_TOKENS
     rounds, rng = Rounds(), np.random.default_rng(31)
@@ -76,6 +92,11 @@ def run_mixed(sizes: Sizes, place: Place) -> Outcome:
             for kind, cache in caches.items():
                 order = [rows[at] for at in shuffled(count, rng)]
                 rounds.add_median(f"match, {kind}", OURS, "us", _match_us(cache, order))
+                places = [cache.match(row, leave=0)[1] for row in rows]
+                for name, again in ((LEASE, False), (LEASE_AGAIN, True)):
+                    some = [places[at] for at in shuffled(count, rng)]
+                    spans = _lease_us(cache, some, again=again)
+                    rounds.add_median(f"{name}, {kind}", OURS, "us", spans)
     fresh = fresh_prompts(count, tokens, seed=33)
     for cache in caches.values():
         cache.close()
@@ -92,7 +113,10 @@ def run_mixed(sizes: Sizes, place: Place) -> Outcome:
     return Outcome(
         rows=found,
         facts={f"hit_pages, {kind}": sum(counts) for kind, counts in hits.items()},
-        ratios=[over(found, name.format(MIXED), name.format(ALONE)) for name in names],
+        ratios=[
+            over(found, name.format(MIXED), name.format(ALONE))
+            for name in (*names, f"{LEASE}, {{}}", f"{LEASE_AGAIN}, {{}}")
+        ],
         targets=[
             Target(f"{name.format(MIXED)} / {name.format(ALONE)}", "at most", 2.0) for name in names
         ],
@@ -102,7 +126,7 @@ def run_mixed(sizes: Sizes, place: Place) -> Outcome:
 BENCHMARKS = (
     Benchmark(
         "mixed",
-        "What a window and a state group add to a match and an insert",
+        "What a window and a state group add to a match, a lease and an insert",
         run_mixed,
         smoke={"prompts": 20, "tokens": 2048, "group": 5, "rounds": 2},
         full={"prompts": 1000, "tokens": 4096, "group": 20, "rounds": 7},
