@@ -117,6 +117,22 @@ def test_two_processes_share_one_service(service: Service) -> None:
         assert _served(cached) == 96
 
 
+def test_over_tcp_it_is_the_same(tmp_path: Path) -> None:
+    """With a secret; another machine's client and one of this machine share what they store."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of thirty-two bytes, yes")
+    secret.chmod(0o600)
+    tenants = {"here": {"uids": [os.getuid()], "secret_file": str(secret)}}
+    ids, expected = prompt_of(9), cold(model_of("Gemma3"), prompt_of(9), NEW).tolist()
+    with Service(tmp_path, tenants, listen="127.0.0.1:0") as service:
+        far = Where(service.addresses["listen"], tenant="here", secret=secret.read_bytes())
+        for where, hit in ((far, 0), (far, 96), (service.path, 96)):
+            with _over("Gemma3", where) as cached:
+                assert _answer(cached, ids).tolist() == expected
+                assert _served(cached) == hit
+        service.check()
+
+
 @pytest.mark.parametrize("name", ["Gemma3", "Falcon-H1"])
 def test_conversations_with_branches_get_the_same_tokens(name: str, service: Service) -> None:
     """Two generators take turns in the same conversations; each turn is checked against cold."""
