@@ -29,6 +29,7 @@ from radix.engines.transformers.terms import (
 )
 from radix.errors import CapacityError, NeverFitsError, TierError, UnsupportedError
 from radix.groups import Group
+from radix.hints import Hints, check_hints
 from radix.keys import Namespace
 from radix.plan import Explanation
 from radix.policy.checkpoint import Checkpoints
@@ -128,6 +129,7 @@ class PrefixGenerator:
             policy=policy,
             write=write,
             checkpoints=checkpoints,
+            clock=time.monotonic_ns,
         )
         try:
             self.cache.set_revision(self._identity.revision)
@@ -146,6 +148,7 @@ class PrefixGenerator:
         *,
         boundaries: Sequence[int] = (),
         cacheable_upto: int | None = None,
+        hints: Hints | None = None,
         **kwargs: Any,
     ) -> Any:
         """What ``model.generate(input_ids, **kwargs)`` returns, computed from what is cached, and
@@ -153,10 +156,12 @@ class PrefixGenerator:
 
         ``input_ids``: one sequence, (1, tokens) or (tokens,). ``boundaries``: lengths at which
         other prompts will part, as the end of a system prompt. ``cacheable_upto``: tokens of which
-        the state may be kept. Where the cache has no room it generates without it, counted. Raises
+        the state may be kept. ``hints``: what is known of its blocks, for the policy; seconds count
+        from its end. Where the cache has no room it generates without it, counted. Raises
         ``UnsupportedError`` for a batch, padding, beams, assistants, other caches, and inputs that
         are not tokens; ``ValueError``, ``TypeError``. Cost: the tokens that are not cached.
         """
+        check_hints(hints)
         ids = prompt_of(input_ids, self.model.device)
         given = generation_kwargs(self.model, ids, kwargs)
         criteria = list(given.pop("stopping_criteria", None) or ())
@@ -174,7 +179,7 @@ class PrefixGenerator:
             if turn is not None:
                 turn.abort()
             raise
-        self._end(turn)
+        self._end(turn, hints)
         return out
 
     def _prefill(self, turn: Turn | None, cache: Any, ids: torch.Tensor) -> None:
@@ -216,8 +221,9 @@ class PrefixGenerator:
         self._lent[cache] = self._identity.revision
         return Restored(cache, found)
 
-    def store(self, input_ids: object, past_key_values: Any) -> int:
+    def store(self, input_ids: object, past_key_values: Any, *, hints: Hints | None = None) -> int:
         """Keeps what a cache holds of ``input_ids``, just the tokens that were computed onto it.
+        ``hints``: as of ``generate``.
 
         Tokens of the prompt that a next one can hit now; 0 where the cache holds too little:
         layers that had given tokens up, or a length off the page for models whose state is one for
@@ -226,6 +232,7 @@ class PrefixGenerator:
         ``LayoutMismatchError`` where it is no cache as ``restore`` gives.
         Cost: the bytes that are new.
         """
+        check_hints(hints)
         ids = prompt_of(input_ids, self.model.device)
         length = int(past_key_values.get_seq_length())
         if length != ids.shape[1]:
@@ -242,7 +249,7 @@ class PrefixGenerator:
             else:
                 self._counts["generate.given up"] += 1
         finally:
-            self._end(turn)
+            self._end(turn, hints)
         self._placement.let_pass(past_key_values)
         self._placement.keep_passing(past_key_values)
         match, _ = self.cache.match(_tokens(ids, 1), namespace=self._namespace)
@@ -313,12 +320,12 @@ class PrefixGenerator:
             return
         counts["generate.hit_tokens"] += turn.hit_tokens
 
-    def _end(self, turn: Turn | None) -> None:
+    def _end(self, turn: Turn | None, hints: Hints | None = None) -> None:
         if turn is None:
             return
         if turn.stopped:
             self._counts["generate.recording stopped"] += 1
-        turn.finish()
+        turn.finish(hints)
         self.cache.poll()
 
     # ------------------------------------------------------------ asking and running

@@ -18,6 +18,7 @@ from radix.cache import PrefixCache
 from radix.engines.transformers.blocks import Blocks
 from radix.engines.transformers.placement import Placement
 from radix.errors import CapacityError, InvariantError, NeverFitsError, TierError
+from radix.hints import Hints
 from radix.request import Request
 from radix.tier import Slots
 
@@ -125,9 +126,9 @@ class Turn:
         self.request.computed(end)
         self.told = end
 
-    def finish(self) -> None:
-        """It is answered: what is kept is shared."""
-        self.request.finish()
+    def finish(self, hints: Hints | None = None) -> None:
+        """It is answered: what is kept is shared. ``hints``: what is said of its blocks."""
+        self.request.finish(hints=hints)
 
     def abort(self) -> None:
         """It ends early: what was told computed is kept."""
