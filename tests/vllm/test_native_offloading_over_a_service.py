@@ -50,11 +50,11 @@ def test_the_second_engine_loads_what_the_first_one_stored(
     """
     model, asked = MODELS[name], scenario.prompts(1)
     with start(model, over(service.path)) as first:
-        cold = first.generate(asked, 12, logprobs=True)
+        cold = first.generate(asked, logprobs=True)
         assert cold[0].cached_tokens == 0 and scenario.varied(cold)
     with start(model, over(service.path)) as second:
         counted = Counted(second)
-        warm = second.generate(asked, 12, logprobs=True)
+        warm = second.generate(asked, logprobs=True)
         equal = scenario.same_tokens(cold, warm)
         row, grown = scenario.row("from a service", model, "one process", counted, equal=equal)
         record(row)
