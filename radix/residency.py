@@ -272,7 +272,7 @@ class Residency:
         """Takes the oldest blocks out of the tree: their slots, and what names them in events."""
         slots = np.empty(count, np.int32)
         ids = np.empty((count, 16), np.uint8) if self._ghosts is not None else None
-        if self.shares is not None:  # by last use alone
+        if self.shares is not None:  # which asks a user's own policy, too
             freed = self.shares.evict(column, claim, upto, slots, ids)
             return slots[:freed], None if ids is None else ids[:freed]
         if self.tree.before_choice is not None:
