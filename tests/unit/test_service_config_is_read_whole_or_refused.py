@@ -111,7 +111,7 @@ def test_every_option_refuses_nonsense_by_its_flag(option: Option) -> None:
         ("[tenants.a]\nuid = [1]", "tenants.a.uid: unknown; known: certificate_names"),
         ("[tenants.a]\nuids = ['root']", "tenants.a.uids: expected a list of user ids"),
         ("[tenants.a]\nsecret_file = '/nowhere/x'", "tenants.a.secret_file: /nowhere/x: No such"),
-        ("[tenants.a]\nweight = 0", "tenants.a.weight: expected a number above 0"),
+        ("[tenants.a]\nweight = 0", "tenants.a.weight: expected a number of 0.001 to 1000000"),
         ("[tenants.a]\nquota_bytes = 'all'", "tenants.a.quota_bytes: expected a size"),
         ("[tenants.'a b']\nweight = 1", "tenants.a b: expected a name"),
         ("[tenants.a]\nuids = [1]\n[tenants.b]\nuids = [1]", "user 1 is tenant 'a' already"),
