@@ -35,7 +35,8 @@ def work(*rules: str) -> ModelTrace:
     empty = np.empty(0, np.int32)
     none = np.zeros(1, np.int64)
     few = none[:0]
-    trace = Trace("made", "block", 1, 0, np.empty(0), empty, none, few, empty, none, few)
+    never = np.empty(0)
+    trace = Trace("made", "block", 1, 0, never, empty, none, few, empty, none, few, few, ())
     return fit(trace, encode_chains(trace), Model("m", sets), 4)
 
 

@@ -129,7 +129,7 @@ def test_stages_table_has_a_row_for_each_stage_and_a_sum_for_each_part() -> None
 
 
 def test_index_table_has_a_row_for_each_run() -> None:
-    run = Run("lru", 9_139, 56_479, 56_400, 288_500, 0.1234)
+    run = Run("lru", 9_139, 56_479, 56_400, 288_500, 0.1234, {})
     text = shown(index_table(IndexReport("folder/[b].jsonl", 12_031, 288_500, 182_790, (run,))))
     assert "[b].jsonl: 12,031 requests, 288,500 blocks, 182,790 unique" in text
     assert row(text, " lru ") == ["9,139", "56,479", "19.6 %", "56,400", "0.123"]
@@ -143,6 +143,7 @@ def model_report(odd_lengths: int) -> ModelReport:
         usable_hit_blocks=44,
         total_blocks=99,
         seconds=0.123,
+        tenants={},
         model="m",
         checkpoints="branch+turn",
         budget_bytes=3 << 30,
