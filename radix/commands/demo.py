@@ -25,7 +25,6 @@ def add(commands: Commands) -> None:
         "demo",
         help="show device, host, disk and a warm start at work",
         description=_DEMO_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     demo.set_defaults(run=run)
     demo.add_argument("--seed", default="0", metavar="N", help="what all traffic is made from (0)")

@@ -51,7 +51,6 @@ def add(commands: Commands) -> None:
         help="check this machine and plan the sizes of tiers",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("--data", metavar="DIR", help="where the disk tier is to lie")

@@ -48,7 +48,6 @@ def add(commands: Commands) -> None:
         help="publish what a service holds, for routers",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument(

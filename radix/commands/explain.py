@@ -38,7 +38,6 @@ def add(commands: Commands) -> None:
         help="say why a prompt missed",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     what = parser.add_mutually_exclusive_group(required=True)

@@ -52,7 +52,6 @@ def add(commands: Commands) -> None:
         help="say what a directory of the disk tier holds",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument(

@@ -38,7 +38,6 @@ def add(commands: Commands) -> None:
         help="remove a tenant's or a model's blocks for good",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     add_chosen(parser, "a domain of a service, or a salt", "a model", "what went", drives=True)

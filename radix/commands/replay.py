@@ -105,7 +105,6 @@ def add(commands: Commands) -> None:
         help="replay recorded traffic and count hits",
         description=_REPLAY_HELP,
         epilog=_REPLAY_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replay.set_defaults(run=run)
     _add_replay_arguments(replay)

@@ -48,7 +48,6 @@ def add(commands: Commands) -> None:
         help="serve tiers to many engines",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.later = _add_options

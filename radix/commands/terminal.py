@@ -37,10 +37,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that complains in one line, as every other fault of the input does.
 
     Options are never completed from their first letters: a later option would change their meaning.
+    Descriptions and examples stay in the lines that they are written in.
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
+        lines = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=lines, **settings)
         self.later: Callable[[Parser], None] | None = None  # adds options once they are asked for
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -35,7 +35,6 @@ def add(commands: Commands) -> None:
         help="show what a service does",
         description="Show tiers, hits, misses and tenants of a service, again and again.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("--admin", metavar="HOST:PORT", help="its admin address (127.0.0.1:9470)")

@@ -92,7 +92,6 @@ def add(commands: Commands) -> None:
         help="fill a cache from a list of prompts",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("list", metavar="FILE", help="the prompts, or - for standard input")
