@@ -42,8 +42,8 @@ class Service:
 
     ``address``: the path of its socket, with a '/', or host:port. ``tenant``, ``secret``, ``tls``:
     as of ``Client``. ``timeout_s``: for any answer; a service that gives none is a miss.
-    ``pool_bytes``: of the store, where it is new in the service: 0 for all that the domain has
-    left, so that a second model needs a figure at the first. ``blocks``: that the cache may know of
+    ``pool_bytes``: of the store, where it is new in the service: 0 for ``store_share`` of what its
+    domain has left. ``blocks``: that the cache may know of
     there, of each group.
     """
 

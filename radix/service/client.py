@@ -55,7 +55,7 @@ class Client(Connected):
         prompts; keys are those of its pages then, 16 bytes. ``memory``: arrays by group, dimension
         0 the row, which ``store`` and ``load`` name. ``tenant``, ``secret``, ``tls``: who this is.
         ``timeout_s``: for any answer; writes get 90 s. ``pool_bytes``: of a store that is new, 0
-        for all that its domain has left. Raises ``ValueError``, ``TypeError``.
+        for ``store_share`` of what its domain has left. Raises ``ValueError``, ``TypeError``.
         """
         super().__init__(
             *(address, groups, key_bytes, page_tokens, memory),

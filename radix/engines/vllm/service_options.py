@@ -23,7 +23,7 @@ class ServiceOptions:
     ``service``: the path of the socket of `radix serve`, with a '/', or host:port. ``tenant``,
     ``secret_file``: who this is, over TCP. ``revision``, ``after_reset``: as of ``RadixDiskTier``.
     ``timeout_s``: for any answer; a service that does not give one is a miss. ``pool_bytes``: of a
-    store that is new in the service, 0 for all that its domain has left.
+    store that is new in the service, 0 for ``store_share`` of what its domain has left.
     """
 
     service: str
