@@ -109,11 +109,11 @@ def catch_up(bridge: Bridge) -> None:
         pass
 
 
-def write_prompt(client: Client, prompt: Sequence[int]) -> None:
+def write_prompt(client: Client, prompt: Sequence[int], size: int = SIZE) -> None:
     """Brings the full pages of a prompt, as many as there is room for."""
     room = client.reserve(tokens=np.array(prompt, np.int32))
     for index in np.flatnonzero(room.granted).tolist():
-        room.block(index)[:] = contents([(tuple(prompt), index)])[0]
+        room.block(index)[:] = contents([(tuple(prompt), index)], size)[0]
     client.commit(room, durable=False)
 
 

@@ -58,7 +58,8 @@ def watch(context: Context, session: Session, frame: Frame) -> None:
 def _number_of(session: Session, hosted: Hosted) -> int:
     found = next((n for n, known in session.watched.items() if known is hosted), None)
     if found is None:
-        found = max(session.watched, default=_WATCHED_FROM) + 1
+        session.watches += 1
+        found = _WATCHED_FROM + session.watches
         session.watched[found] = hosted
     return found
 
@@ -66,9 +67,9 @@ def _number_of(session: Session, hosted: Hosted) -> int:
 def _hosted(session: Session, frame: Frame) -> Hosted:
     """The store of a frame, opened or watched."""
     watched = session.watched.get(frame.store)
-    if watched is None:
+    if watched is None and not 0 < frame.store - _WATCHED_FROM <= session.watches:
         return opened_of(session, frame).hosted
-    if watched.closed:
+    if watched is None or watched.closed:
         raise ProtocolError(f"store {frame.store} was closed", Status.CLOSED, frame.request)
     return watched
 

@@ -157,6 +157,7 @@ class Session:
         self.stores: dict[int, Opened] = {}
         self.hosts: set[Hosted] = set()  # in which those lie
         self.watched: dict[int, Hosted] = {}  # of which it hears, and which it does not hold open
+        self.watches = 0  # how many those were so far: none gets the number of another
         self.leases: dict[int, Holding] = {}
         self.leased_keys = 0
         self.writing: dict[int, Writing] = {}

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ import pytest
 import zmq
 from dynamo._core import RadixTree
 
+from radix.errors import ClosedError
 from radix.groups import Group
 from radix.keys import Namespace, page_keys
 from radix.service import ServiceGoneError, hosting
 from radix.service.kv_bridge import Bridge
 from radix.service.kv_wire import AllBlocksCleared, BlockRemoved, BlockStored
+from radix.service.protocol import ProtocolError
 from tests.bridgerig import GROUPS, PAGE, Domain, Told, bridge_of, catch_up, write_prompt
 from tests.routers import Router, nonempty
 from tests.service.program import Program
@@ -146,6 +149,33 @@ def test_watching_a_store_holds_it_open_for_nobody(tmp_path: Path) -> None:
             client.write(keys_of(["c"]), contents(["c"], 1 << 15))
             agree(domain, bridge, router)
             assert len(router.held["CPU", 0]) == 1
+        router.close()
+        bridge.close()
+
+
+def test_a_store_gets_the_number_of_no_other_that_was_closed(tmp_path: Path) -> None:
+    """What is known of the one, the width of its keys say, would be taken for the other's."""
+    with Domain(tmp_path) as domain:
+        bridge, watch = bridge_of(domain), domain.watch()
+        router = router_of(bridge)
+        with domain.client() as client:
+            client.write(keys_of(["a", "b"]), contents(["a", "b"]))
+            agree(domain, bridge, router)
+        (first,) = watch.stores()
+        with domain.client([Group.full("other", 1 << 15)], page_tokens=PAGE) as client:
+            prompt = range(3 * PAGE)
+            write_prompt(client, prompt, 1 << 15)
+            agree(domain, bridge, router)
+            assert len(router.held["CPU", 0]) == 3
+            (second,) = watch.stores()
+        assert second.number != first.number and second.key_bytes != first.key_bytes
+        with pytest.raises(ClosedError, match=f"store {first.number} was closed"):
+            watch.events(first, 0)
+        with pytest.raises(ClosedError, match=f"store {first.number} was closed"):
+            list(watch.resident(first))
+        with pytest.raises(ProtocolError, match="was not opened"):
+            watch.events(replace(second, number=second.number + 1), 0)
+        watch.close()
         router.close()
         bridge.close()
 
