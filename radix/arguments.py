@@ -65,6 +65,14 @@ def seconds_of(name: str, value: object) -> float:
     return MOST_SECONDS if value > MOST_SECONDS else max(0.0, float(value))
 
 
+def patience_of(name: str, value: object) -> float:
+    """As ``seconds_of``, and above 0: what must be answered at once never is."""
+    seconds = seconds_of(name, value)
+    if not seconds:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value}")
+    return seconds
+
+
 def number_below(name: str, value: object, most: int) -> int:
     """A number in [0, ``most``); ``TypeError`` or ``ValueError`` names it."""
     if isinstance(value, int) and not isinstance(value, bool) and value < 0:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix.arguments import at_least_one, seconds_of
+from radix.arguments import at_least_one, patience_of
 from radix.errors import CacheError
 from radix.groups import Group
 from radix.keys import Namespace
@@ -60,7 +60,7 @@ class Service:
             raise TypeError(f"address must be text, not {type(self.address).__name__}")
         if not is_path(self.address):
             host_of(self.address)
-        seconds_of("timeout_s", self.timeout_s)
+        patience_of("timeout_s", self.timeout_s)
         at_least_one("blocks", self.blocks)
         if type(self.pool_bytes) is not int or self.pool_bytes < 0:
             raise ValueError(f"pool_bytes must be an integer from 0, not {self.pool_bytes!r}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.kv_offload.base import (
     Locality,
+    LookupResult,
     Medium,
     OffloadPolicy,
     TierFilter,
@@ -16,11 +17,16 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from radix.engines.vllm.geometry import Geometry
 from radix.errors import InvariantError
+from radix.service.backend import Service as Where
+from tests.service.rig import Service
 from tests.vllm.offloadrig import (
+    BLOCK,
     HIT,
     MISS,
     PENDING,
+    SPACE,
     OffloadRig,
     context_of,
     keys_of,
@@ -219,3 +225,25 @@ def test_request_takes_blocks_only_from_the_tiers_that_it_allows(tmp_path: Path)
     assert rig.count("missed.tier filter") == 3
     assert TierFilter.ALL.allows(Medium.CPU, Locality.LOCAL)
     rig.close()
+
+
+def test_two_requests_wait_for_one_block_that_another_engine_may_still_store(
+    tmp_path: Path,
+) -> None:
+    """Fault: of two prompts that begin alike, sent to a decoder together, the second one waited for
+    nothing. Mechanism: the key had been asked for by the first, so that its own wait never began.
+    Source: a reader.
+    """
+    service, keys = Service(tmp_path), keys_of(1, 2)
+    groups = Geometry(1, 1, (0,), ((BLOCK,),)).groups()
+    tier = Where(service.path).tier(groups, SPACE)
+    rig = OffloadRig(8, disk=tier, service=service.path, wait_s=3600.0)
+    try:
+        one, two = rig.request(keys), rig.request(keys)
+        for _ in range(3):
+            assert rig.look(keys, one) == rig.look(keys, two) == [LookupResult.RETRY] * 2
+            rig.step()
+            rig.settle()
+    finally:
+        rig.close()
+        service.kill()

@@ -54,7 +54,6 @@ def test_defaults_are_those_of_the_page() -> None:
         ({"limit_bytes": True}, TypeError, r"limit_bytes must be an int, not bool"),
         ({"threads": 0}, ValueError, r"threads must be at least 1, not 0"),
         ({"policy": "newest"}, ValueError, r"eviction policy 'newest' is unknown; use one of lru"),
-        ({"policy": "arc"}, UnsupportedError, r"eviction policy 'arc' is not in this version"),
         ({"after_reset": "drop"}, ValueError, r"after_reset must be one of hide, keep, not 'drop'"),
         ({"locality": "HERE"}, ValueError, r"locality must be one of LOCAL, REMOTE, not 'HERE'"),
         ({"revision": 4}, TypeError, r"revision must be text, not 4"),

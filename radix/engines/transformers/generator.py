@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -119,23 +120,23 @@ class PrefixGenerator:
         self._identity = Identity(model, revision)
         self._kind = (model.dtype, model.device)
         self._namespace = Namespace(model=str(model.config.model_type), salt=salt)
-        below = []
-        if service is not None:
-            below.append(Service.of(service).tier(self.groups, self._namespace))
-        self.cache = PrefixCache(
-            self.groups,
-            [*tiers, *below],
-            page_tokens=page_tokens,
-            policy=policy,
-            write=write,
-            checkpoints=checkpoints,
-            clock=time.monotonic_ns,
-        )
-        try:
+        with ExitStack() as undo:
+            below = []
+            if service is not None:
+                below.append(Service.of(service).tier(self.groups, self._namespace))
+                undo.callback(below[0].close)
+            self.cache = PrefixCache(
+                self.groups,
+                [*tiers, *below],
+                page_tokens=page_tokens,
+                policy=policy,
+                write=write,
+                checkpoints=checkpoints,
+                clock=time.monotonic_ns,
+            )
+            undo.callback(self.cache.close)
             self.cache.set_revision(self._identity.revision)
-        except BaseException:
-            self.cache.close()
-            raise
+            undo.pop_all()
         self._blocks = Blocks.of_tier(tiers[0], self.groups)
         self._counts: Counter[str] = Counter()
         # Caches given out by ``restore``, and under which weights.

@@ -44,18 +44,18 @@ class Seeking:
         """Whether a request is to ask again for a block that is nowhere: if not, it is a miss."""
         if life.finished or not any(tier.mode is TierMode.ON for tier in self._shared):
             return False
-        if key in self._asked:
+        now = time.monotonic()
+        if not life.sought:
+            life.since = now
+        if key in self._asked:  # by another request: this one begins to wait all the same
             life.sought.setdefault(key, 0.0)
             return True
-        now = time.monotonic()
         last = life.sought.get(key)
         if last is not None:
             if now >= life.since + self._wait_s:
                 return False
             if now < last + AGAIN_S:
                 return True
-        if not life.sought:
-            life.since = now
         life.sought[key] = now
         self._asked.add(key)
         self._wanted.setdefault(group, []).append((key, name, position))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radix.arguments import seconds_of
+from radix.arguments import patience_of
 from radix.engines.options import chosen, one_of, secret_in, text
 from radix.engines.vllm.disk_options import AFTER_RESET, ENGINE_KEYS
 
@@ -39,7 +39,7 @@ class ServiceOptions:
         text("tenant", self.tenant)
         text("revision", self.revision)
         one_of("after_reset", self.after_reset, AFTER_RESET)
-        seconds_of("timeout_s", self.timeout_s)
+        patience_of("timeout_s", self.timeout_s)
         if self.secret_file is not None:
             text("secret_file", self.secret_file, empty=False)
         if type(self.pool_bytes) is not int or self.pool_bytes < 0:

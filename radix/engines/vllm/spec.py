@@ -5,6 +5,7 @@ Keeps no invariant of its own.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,19 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
         if options.directory is not None and options.disk_bytes is not None:
             tiers.append(DiskTier(self.directory(), limit_bytes=options.disk_bytes))
         groups, service = geometry.groups(), options.where()
-        if service is not None:
-            tiers.append(service.tier(groups, Namespace(model=self.config.model.name)))
-        return FlatStore(
-            groups,
-            tiers,
-            key_bytes=identity.KEY_BYTES,
-            policy=options.policy,
-            events=bool(self.config.enable_kv_cache_events),
-        )
+        with ExitStack() as undo:
+            if service is not None:
+                tiers.append(service.tier(groups, Namespace(model=self.config.model.name)))
+                undo.callback(tiers[-1].close)
+            store = FlatStore(
+                groups,
+                tiers,
+                key_bytes=identity.KEY_BYTES,
+                policy=options.policy,
+                events=bool(self.config.enable_kv_cache_events),
+            )
+            undo.pop_all()
+        return store
 
     def directory(self) -> Path:
         """Where this engine keeps its blocks: of several data parallel replicas each its own."""

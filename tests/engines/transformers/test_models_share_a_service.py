@@ -223,3 +223,12 @@ def test_what_a_service_refuses_is_told_and_leaves_nothing_open(tmp_path: Path) 
         _over("Llama", "nowhere")
     with pytest.raises(TypeError, match="address must be text"):
         Where(7)  # type: ignore[arg-type]  # what a user may write
+
+
+def test_what_is_refused_leaves_no_connection_behind(service: Service) -> None:
+    """Fault: a generator that was refused for another argument kept its connections. Mechanism: the
+    cache closes the tiers that it has opened, and it had opened none. Source: a reader.
+    """
+    with pytest.raises(ValueError, match="policy"):
+        _over("Llama", service.path, policy="nonsense")
+    service.until(lambda status: not status["connections"])
