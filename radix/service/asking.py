@@ -139,7 +139,7 @@ def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
         session.quick = frames[0].store, opened
     one = _reached if opened.plain else _joint
     readable = opened.hosted.flat.residency.readable()
-    asked, hits, out, operation = 0, 0, session.out, _ANSWERED
+    answered, asked, hits, out, operation = 0, 0, 0, session.out, _ANSWERED
     page = opened.hosted.signature.page_tokens or 1
     for frame in frames:
         if frame.flags & LOAD and opened.hosted.remote is not None:
@@ -150,13 +150,14 @@ def lookup(context: Context, session: Session, frames: Sequence[Frame]) -> None:
         except ProtocolError as error:
             session.refuse(frame.op, frame.request, error.status, str(error))
             continue
-        asked += frame.items // page
+        answered += 1
+        asked += frame.items // page if frame.flags & TOKENS else frame.items
         hits += pages
         given = frame.store, frame.request, pages, 0, first
         out += _ANSWER(MAGIC, VERSION, operation, 0, 0, *given, 0, 0, 0, 0)
         session.queued += HEADER_BYTES
     session.answered.add(session)
-    context.tally[0] += len(frames)
+    context.tally[0] += answered
     context.tally[1] += asked
     context.tally[2] += hits
 
@@ -178,8 +179,7 @@ def _lookup_all(context: Context, session: Session, opened: Opened, frame: Frame
         core = core_of(opened)
         some, first = there(opened, core, core.find(sought.keys))
         pages, here = (reach(opened, masks, most) for masks in (some, first))
-        page = opened.hosted.signature.page_tokens or 1
-        for at, count in enumerate((1, header.items // page, pages)):
+        for at, count in enumerate((1, len(keys), pages)):
             context.tally[at] += count
         session.reply(Op.LOOKUP, header.request, items=pages, number=here, store=header.store)
 
