@@ -53,11 +53,12 @@ class Epochs:
 
     def reset(self, tiers: Sequence[int]) -> None:
         """A new epoch in these tiers, -1 being the engine's own. ``TierError`` of a persistent one
-        that cannot keep it: nothing has changed. Cost: what they hold.
+        that cannot keep it: nothing has changed but that persistent tiers below it may have begun
+        theirs, which costs hits alone. Cost: what they hold.
         """
         self.begun = True
         numbers = [tier for tier in tiers if tier >= 0]
-        for tier in reversed(numbers):  # what may not answer first: then nothing has changed
+        for tier in reversed(numbers):  # first what may not answer
             self._residency.tiers[tier].renew()
         for item in list(self._prefetches.open.values()):
             self._prefetches.release(item)

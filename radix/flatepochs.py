@@ -47,9 +47,10 @@ class FlatEpochs:
 
     def reset(self, tiers: Sequence[int]) -> None:
         """A new epoch in these tiers. ``TierError`` of a persistent one that cannot keep it:
-        nothing has changed. Cost: what they hold.
+        nothing has changed but that persistent tiers below it may have begun theirs, which costs
+        hits alone. Cost: what they hold.
         """
-        for tier in reversed(tiers):  # what may not answer first: then nothing has changed
+        for tier in reversed(tiers):  # first what may not answer
             self._residency.tiers[tier].renew()
         for job in list(self._transfers.jobs.values()):
             if job.move.source in tiers or job.move.target in tiers:

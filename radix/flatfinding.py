@@ -51,7 +51,7 @@ class FlatFinding:
             if (finder := finder_of(tier)) is not None:
                 self._finders[number] = finder
         self._open: dict[int, _Asked] = {}
-        self._lost: dict[tuple[int, int], dict[bytes, None]] = {}  # by root and group
+        self._lost: dict[tuple[int, int, bytes], None] = {}  # root, group and name, oldest first
 
     def ask(self, root: int, group: int, keys: Keys, positions: Pages, *, chained: bool) -> int:
         """Asks for keys, the caller's no longer; the number whose ``KeysDone`` tells which are here
@@ -93,9 +93,9 @@ class FlatFinding:
         residency, group, tier = self._residency, asked.group, asked.tier
         core = residency.core(asked.root)
         here = residency.where(core, core.find(asked.keys[which]), group) >= 0
-        lost = self._lost.get((asked.root, group), {})
         which = which[~here]
-        which = which[[name not in lost for name in names_of(asked.keys[which])]]
+        names = names_of(asked.keys[which])
+        which = which[[(asked.root, group, name) not in self._lost for name in names]]
         slots = self._transfers.fitting(tier, group, len(which), asked.root)
         which = which[: len(slots)]
         if not len(which):
@@ -115,14 +115,15 @@ class FlatFinding:
 
     def lose(self, root: int, group: int, keys: Keys) -> None:
         """Blocks turned out to be wrong: where others would find them they go, and here nothing is
-        believed of these keys that was stored before this, as far as the last 65,536 are
-        concerned. Cost: the keys.
+        found of these keys in a shared tier any more, whoever stores them again, as far as the last
+        65,536 are concerned. Cost: the keys.
         """
         if not self._finders or not len(keys):
             return
-        if sum(map(len, self._lost.values())) + len(keys) > _MOST_LOST:
-            self._lost.clear()
-        self._lost.setdefault((root, group), {}).update(dict.fromkeys(names_of(keys)))
+        for name in names_of(keys):
+            if len(self._lost) >= _MOST_LOST:
+                del self._lost[next(iter(self._lost))]
+            self._lost[root, group, name] = None
         unknown = np.full(len(keys), -1, np.int64)
         parents = np.zeros((len(keys), 16), np.uint8)
         for finder in self._finders.values():

@@ -105,11 +105,11 @@ class FlatStore(FlatAsking):
         of blocks stored and removed for ``poll``. ``clock``: nanoseconds, for events, limits and
         hints (None: 0, and hints that say seconds are refused).
         ``write``: keys go down when they are new (``"write_through"``), when they are leased or
-        offered again (``"write_after"``), or never (``"none"``).
-        ``limits``: of these ``stores``, ``loads``, ``breaker`` and ``load_deadline`` count, the
-        last for what comes into a tier (rows that the engine lent are its own once a load into
-        them has ended), and ``write_after``. ``tenants``: whose blocks are whose, with weights,
-        quotas and floors (lru only). Raises ``ValueError`` or ``TypeError`` for a bad
+        offered again (``"write_after"``), when they are likely read back (``"write_expected"``), or
+        never (``"none"``). ``limits``: of these ``stores``, ``loads``, ``breaker`` and
+        ``load_deadline`` count, the last for what comes into a tier (rows that the engine lent are
+        its own once a load into them has ended), and those of writes. ``tenants``: whose blocks are
+        whose, with weights, quotas and floors. Raises ``ValueError`` or ``TypeError`` for a bad
         argument, ``TierError`` for a tier that does not open; nothing stays open then.
         """
         self.groups = check_groups(groups)

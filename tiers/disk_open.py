@@ -265,7 +265,7 @@ def _sync_folders_above(directory: Path) -> None:
     system is mounted: who made them may have died before it synced them, or never meant to. One
     that may not be opened was not made by us.
     """
-    below = directory.absolute()
+    below = directory.resolve()  # the folders that hold the names, whatever links lead there
     device = below.stat().st_dev
     for folder in below.parents:
         try:

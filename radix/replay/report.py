@@ -45,13 +45,17 @@ def hits_by_tenant(
     """Divide the hits of each request among tenants, by name; nothing where they are not told
     apart. Cost: the requests.
     """
-    asked = np.diff(chains.offsets)
-    found = {}
-    for tenant in sorted(set(trace.tenants)):
-        own = np.array([name == tenant for name in trace.tenants])
-        counts = (int(own.sum()), int(hits[own].sum()), int(asked[own].sum()))
-        found[tenant] = TenantHits(*counts, resident.get(tenant, 0))
-    return found
+    counts: dict[str, list[int]] = {}
+    if not trace.tenants:
+        return {}
+    blocks = np.diff(chains.offsets).tolist()
+    for tenant, hit, asked in zip(trace.tenants, hits.tolist(), blocks, strict=True):
+        of = counts.setdefault(tenant, [0, 0, 0])
+        of[0], of[1], of[2] = of[0] + 1, of[1] + hit, of[2] + asked
+    return {
+        name: TenantHits(requests, hit, asked, resident.get(name, 0))
+        for name, (requests, hit, asked) in sorted(counts.items())
+    }
 
 
 @dataclass(frozen=True, slots=True)
