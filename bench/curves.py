@@ -70,6 +70,7 @@ def _half(trace: Trace) -> Trace:
         output_offsets=trace.output_offsets[at:] - output,
         streams=trace.streams[at:],
         sessions=trace.sessions[at:],
+        tenants=trace.tenants[at:],
     )
 
 
@@ -101,6 +102,7 @@ def _sessions(traces: Path, interleave: Interleave | None) -> Trace:
         output_offsets=np.zeros(len(times) + 1, np.int64),
         streams=kept.streams[order],
         sessions=kept.sessions[order],
+        tenants=(),
     )
 
 

@@ -209,7 +209,7 @@ def _way(name: str, port: int, rows: Rows, batch: int) -> TierWay | PlainWay:
 
 
 def run_remote(sizes: Sizes, place: Place) -> Outcome:
-    """Each size of block in turn; of each a batch of 8 MiB at most."""
+    """Each size of block in turn; of each a batch of 2 MiB at most."""
     rounds, facts = Rounds(), {"wrong bytes": 0, "blocks stored": 0, "blocks loaded": 0}
     names = {64: "64 KiB", 1024: "1 MiB"}
     place.data.mkdir(parents=True, exist_ok=True)

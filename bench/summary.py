@@ -43,6 +43,7 @@ def compared(report: Json) -> Iterator[Beside]:
             each["name"]: each["median"]
             for each in block.get("ratios", ())
             if rows.get(each["to"], {}).get("subject") == LIMIT
+            and rows.get(each["name"], {}).get("subject") in PEERS
         }
         for each in block.get("ratios", ()):
             one, other = rows.get(each["name"]), rows.get(each["to"])

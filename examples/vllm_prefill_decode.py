@@ -44,7 +44,7 @@ class Proxy(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             self.ask(PREFILLER, for_one_token(body)).read()
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError) as error:
             print(f"{PREFILLER}: {error}", file=sys.stderr, flush=True)
         self.pass_on(body)
 

@@ -168,7 +168,7 @@ def test_every_rule_asks_for_what_is_told() -> None:
     assert set(re.findall(r"\bradix ([a-z]+)\b", actions)) <= {"doctor", "inspect", "explain"}
 
 
-def test_each_rule_has_what_it_fires_on_and_what_not() -> None:
+def test_each_rule_has_a_case_that_fires_it_and_one_that_does_not() -> None:
     """The cases that promtool runs (deploy/alerts.test.yml; Debian's prometheus, of a hundred MB,
     has it, and is not installed for this): over metrics that there are, each rule in both.
     """

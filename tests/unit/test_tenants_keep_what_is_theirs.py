@@ -87,7 +87,7 @@ def test_a_scan_leaves_conversations_where_they_are(
     without = ratio(cache_of(room, None, *below, policy=policy), conversations, 4)
     apart = ratio(cache_of(room, Tenants(), *below, policy=policy), conversations, 4)
     assert alone > 0.4
-    assert without < 0.2
+    assert without < (0.2 if policy == "s3fifo" else 0.05)
     assert abs(apart - alone) <= 0.02
 
 
