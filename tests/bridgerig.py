@@ -21,12 +21,13 @@ from radix.service.kv_wire import MEDIA
 from radix.service.link import Credentials
 from radix.service.server import Server
 from radix.service.watching import Watch
-from tests.routers import Held
+from tests.routers import Held, Router, nonempty
 from tests.service.rig import contents
 
 SIZE = 4096
 GROUPS = [Group.full("kv", SIZE)]
 PAGE = 16
+NOBODY = Credentials("", None, None)
 
 
 class Domain:
@@ -43,7 +44,7 @@ class Domain:
         return Client(self.path, groups, **settings)
 
     def watch(self) -> Watch:
-        return Watch(self.path, Credentials("", None, None))
+        return Watch(self.path, NOBODY)
 
     def resident(self) -> list[tuple[bool, BlocksStored]]:
         """What every store says of itself, and whether its keys are those of prompts."""
@@ -107,6 +108,19 @@ def catch_up(bridge: Bridge) -> None:
     """Steps until nothing is new."""
     while bridge.step():
         pass
+
+
+def router_of(bridge: Bridge) -> Router:
+    return Router(Told(bridge))  # type: ignore[arg-type]  # it has what a router asks of one
+
+
+def agree(domain: Domain, bridge: Bridge, *routers: Router) -> None:
+    """Every router knows what the stores say that they hold."""
+    domain.idle()
+    catch_up(bridge)
+    for router in routers:
+        router.hear(bridge.stream.batches)
+        assert nonempty(router.held) == domain.held()
 
 
 def write_prompt(client: Client, prompt: Sequence[int], size: int = SIZE) -> None:

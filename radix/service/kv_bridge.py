@@ -233,16 +233,21 @@ class Bridge:
 
     def _list(self, watch: Watch, account: Account) -> None:
         """All that lies in a store: what its events say, if they are all there, for they know where
-        in a prompt a block stands, and then what is listed. What changes meanwhile is heard next.
+        in a prompt a block stands, and then what is listed. What changes meanwhile is heard next;
+        a service that stores faster than this reads is not waited for.
         """
+        known, late = account.following, 0
         told = watch.events(account.store, 0)
-        while not told.lost and told.events:
+        while not told.lost:
             account.apply(told.events)
+            account.following = told.following
+            late += told.following > known
+            if not told.events or late > _MOST_ROUNDS:
+                break
             told = watch.events(account.store, told.following)
         if told.lost:
             account.forget()
-        else:
-            account.following = told.following
+            account.following = known
         for piece in watch.resident(account.store):
             account.apply(piece)
 
@@ -251,10 +256,11 @@ class Bridge:
         for _ in range(_MOST_ROUNDS):
             told = watch.events(account.store, account.following)
             if told.lost:
-                # What is listed is there as of this number or later; its events say the rest.
-                account.forget()
-                account.following = self._newest(watch, account)
-                self._list(watch, account)
+                # What is listed is there as of this number or later; its events say the rest. What
+                # was told is kept until all is listed: if the store closes then, it is told gone.
+                again = Account(self._newest(watch, account), self._media)
+                self._list(watch, again)
+                self._accounts[account.store.number] = again
                 return True, True
             account.following = told.following
             if not told.events:
@@ -262,10 +268,10 @@ class Bridge:
             self.stream.send(account.apply(told.events))
         return True, False
 
-    def _newest(self, watch: Watch, account: Account) -> int:
+    def _newest(self, watch: Watch, account: Account) -> WatchedStore:
         for store in watch.stores():
             if store.number == account.store.number:
-                return store.following
+                return store
         raise ClosedError("the store was closed meanwhile")
 
     def close(self) -> None:

@@ -29,23 +29,21 @@ from radix.service import ServiceGoneError, hosting
 from radix.service.kv_bridge import Bridge
 from radix.service.kv_wire import AllBlocksCleared, BlockRemoved, BlockStored
 from radix.service.protocol import ProtocolError
-from tests.bridgerig import GROUPS, PAGE, Domain, Told, bridge_of, catch_up, write_prompt
+from radix.service.watching import Watch
+from tests.bridgerig import (
+    GROUPS,
+    NOBODY,
+    PAGE,
+    Domain,
+    agree,
+    bridge_of,
+    catch_up,
+    router_of,
+    write_prompt,
+)
 from tests.routers import Router, nonempty
 from tests.service.program import Program
 from tests.service.rig import ROOT, Service, contents, keys_of
-
-
-def router_of(bridge: Bridge) -> Router:
-    return Router(Told(bridge))  # type: ignore[arg-type]  # it has what a router asks of one
-
-
-def agree(domain: Domain, bridge: Bridge, *routers: Router) -> None:
-    """Every router knows what the stores say that they hold."""
-    domain.idle()
-    catch_up(bridge)
-    for router in routers:
-        router.hear(bridge.stream.batches)
-        assert nonempty(router.held) == domain.held()
 
 
 def test_routers_know_what_memory_and_disk_hold(tmp_path: Path) -> None:
@@ -78,11 +76,7 @@ def test_routers_know_what_memory_and_disk_hold(tmp_path: Path) -> None:
 
 
 def bridge_of_nobody(folder: Path) -> Bridge:
-    from radix.service.link import Credentials
-    from radix.service.watching import Watch
-
-    nobody = Credentials("", None, None)
-    return Bridge(lambda: Watch(str(folder / "nobody"), nobody), "tcp://127.0.0.1:*")
+    return Bridge(lambda: Watch(str(folder / "nobody"), NOBODY), "tcp://127.0.0.1:*")
 
 
 def test_nothing_is_told_twice_and_positions_are_those_of_the_prompt(tmp_path: Path) -> None:
