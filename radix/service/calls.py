@@ -6,7 +6,7 @@ differ in nothing but how they wait.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from radix.service.protocol import (
     encode,
     numbers_in,
     padded,
+    parse_text,
 )
 from radix.tier import Keys, TierUsage
 
@@ -229,6 +230,19 @@ def told_in(frame: Frame, key_bytes: int) -> Told:
         place = int(row["tier"]), int(row["group"]), int(row["first"])
         events.append(StoredOrRemoved(bool(row["stored"]), *place, ids))
     return Told(tuple(events), frame.number, bool(frame.flags & LOST))
+
+
+def explained_in(frame: Frame) -> Explained:
+    """The answer of EXPLAIN. What a newer service tells besides is left out; ``ProtocolError``
+    where something is missing.
+    """
+    told = parse_text(frame.keys, frame.request)
+    names = [field.name for field in fields(Explained)]
+    missing = [name for name in names if name not in told]
+    if missing:
+        what = f"EXPLAIN is answered without {', '.join(missing)}"
+        raise ProtocolError(what, Status.BAD_FRAME, frame.request)
+    return Explained(**{name: told[name] for name in names})
 
 
 def usage_in(told: Mapping[str, Any]) -> dict[str, TierUsage]:

@@ -28,6 +28,7 @@ from radix.service.calls import (
     ServiceGoneError,
     Told,
     blocks_in,
+    explained_in,
     lengths_in,
     mask_in,
     offsets_in,
@@ -207,9 +208,7 @@ class Operations:
             return asked.frame(Op.EXPLAIN, request, store=store, argument=leave)
 
         try:
-            told: Explained = yield Ask(
-                namespace, make, lambda _, f: Explained(**parse_text(f.keys))
-            )
+            told: Explained = yield Ask(namespace, make, lambda _, f: explained_in(f))
         except ServiceGoneError:
             return GONE
         return told

@@ -9,12 +9,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from radix.service import Client, ServiceGoneError
+from radix.service import Client, ServiceGoneError, dispatch
+from radix.service.context import Context
 from radix.service.link import Credentials, Link
 from radix.service.protocol import (
     MOST_FRAME_BYTES,
@@ -31,6 +33,7 @@ from radix.service.protocol import (
     text_of,
     versions_in,
 )
+from radix.service.session import Session
 from radix.service.watching import Watch
 from tests.bridgerig import GROUPS, Domain
 from tests.service.rig import contents, keys_of
@@ -39,24 +42,23 @@ NOBODY = Credentials("", None, None)
 
 
 def asked(path: str, told: dict[str, Any], version: int = VERSION) -> tuple[Frame, bool]:
-    """What a service answers to a HELLO, and whether it closes the connection then."""
+    """What a service answers to a HELLO, and whether it takes no other in the connection then."""
+    raw = encode(Op.HELLO, 7, text_of(told))
+    raw[4:6] = version.to_bytes(2, "little")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(20)
         link.connect(path)
-        raw = encode(Op.HELLO, 7, text_of(told))
-        raw[4:6] = version.to_bytes(2, "little")
         link.sendall(raw)
         splitter = Splitter(MOST_FRAME_BYTES)
-        while True:
+        while (frame := splitter.next()) is None:
             count = link.recv_into(splitter.room())
             assert count, "it closed the connection and said nothing"
             splitter.filled(count)
-            frame = splitter.next()
-            if frame is not None:
-                break
-        if frame.status == Status.OK:
-            return frame, False
-        return frame, link.recv(1) == b""
+        try:
+            link.sendall(raw)
+            return frame, not link.recv(1)
+        except ConnectionError:
+            return frame, True
 
 
 @pytest.mark.parametrize(
@@ -118,24 +120,11 @@ def test_frames_of_another_version_are_refused_by_the_service(tmp_path: Path) ->
 @pytest.mark.parametrize("said", [[2], [2, 1], ["1", "1"], [True, 1], "1", [0, 1], [1, 1 << 16]])
 def test_what_are_no_versions_is_refused(tmp_path: Path, said: object) -> None:
     with Domain(tmp_path) as domain:
-        frame, _ = asked_badly(domain.path, said)
-        assert frame.status == Status.BAD_REQUEST
+        frame, closed = asked(domain.path, {"tenant": "", "nonce": "", "versions": said})
+        assert frame.status == Status.BAD_REQUEST and not closed
         assert "versions must be" in bytes(frame.data).decode()
     with pytest.raises(ProtocolError, match="versions must be"):
         versions_in({"versions": said})
-
-
-def asked_badly(path: str, said: object) -> tuple[Frame, bool]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(20)
-        link.connect(path)
-        link.sendall(encode(Op.HELLO, 7, text_of({"tenant": "", "nonce": "", "versions": said})))
-        splitter = Splitter(MOST_FRAME_BYTES)
-        while True:
-            splitter.filled(link.recv_into(splitter.room()))
-            frame = splitter.next()
-            if frame is not None:
-                return frame, False
 
 
 def test_the_newest_in_common_is_symmetric() -> None:
@@ -206,6 +195,27 @@ def test_an_older_service_is_told_from_one_that_fails(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="no such op: 21"):
             watch.stores()
         watch.close()
+
+
+@pytest.mark.parametrize("missing", [[], ["reason"], ["asked", "tiers"]])
+def test_what_another_service_explains_is_taken_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[str]
+) -> None:
+    """A newer one may tell more; without what is asked for there is no answer."""
+    told = {"asked": 1, "hit": 0, "pool": 0, "there": {"kv": 0}, "tiers": {}, "reason": "cold"}
+
+    def explain(context: Context, session: Session, frame: Frame) -> None:
+        text = {name: value for name, value in told.items() if name not in missing} | {"more": [7]}
+        session.reply(Op.EXPLAIN, frame.request, text_of(text))
+
+    monkeypatch.setitem(dispatch.ANSWERS, Op.EXPLAIN, explain)
+    with Domain(tmp_path) as domain, domain.client() as client:
+        if not missing:
+            assert asdict(client.explain(keys=keys_of(["a"]), leave=0)) == told
+            return
+        with pytest.raises(ProtocolError, match=f"without {', '.join(missing)}"):
+            client.explain(keys=keys_of(["a"]), leave=0)
+        assert not client.lookup(keys=keys_of(["a"])).pages
 
 
 @pytest.mark.parametrize("version", [2, 0, None, "1"])
