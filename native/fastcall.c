@@ -9,14 +9,15 @@
 #define CAPSULE "rdx_tree"
 
 static PyObject *raiser; /* called with a status and an index of a batch; raises the class */
-static PyTypeObject *match_type, *insert_type;
+static PyTypeObject *types[RDX_GIVES_INSERT + 1]; /* NULL: a plain tuple */
 
 /* One call, and the buffers that it holds until it is left. */
 typedef struct taken {
     rdx_call call;
+    PyObject *given[6], **items; /* what the views are of, or NULL, and the prompts */
+    char kinds[6];               /* the letters (calls.h) */
     Py_buffer views[6];
     Py_buffer *prompts; /* of a batch; with all that is kept of each, one allocation */
-    PyObject **items;
     rdx_cursor *cursors;
     int numbers, buffers;
 } taken;
@@ -29,7 +30,6 @@ static int refuse(PyObject *kind, const char *expected, const Py_buffer *view) {
 
 /* Pages of a tree. The view is to be released, also after -1, which comes with an exception. */
 static int take_prompt(const rdx_tree *tree, PyObject *object, Py_buffer *view, rdx_prompt *p) {
-    view->obj = NULL;
     if (rdx_prompt_of_array(tree, object, p)) {
         return 0;
     }
@@ -44,41 +44,35 @@ static int take_prompt(const rdx_tree *tree, PyObject *object, Py_buffer *view, 
 
 static int take_prompts(taken *t, PyObject *given) {
     rdx_call *c = &t->call;
-    size_t each = sizeof(Py_buffer) + 2 * sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(uint32_t);
+    size_t each = sizeof(Py_buffer) + sizeof(PyObject *) + RDX_PROMPT_BYTES;
     Py_ssize_t m = PySequence_Size(given);
     t->prompts = m < 0 || m > INT32_MAX ? NULL : PyMem_Malloc((size_t)m * each);
     if (!t->prompts) {
         return m < 0 ? -1 : (PyErr_NoMemory(), -1);
     }
     t->items = (PyObject **)(void *)(t->prompts + m);
-    c->runs = (const void **)(void *)(t->items + m);
-    c->tokens = (uint64_t *)(void *)(c->runs + m);
-    c->counts = (uint32_t *)(void *)(c->tokens + m);
-    c->limits = c->counts + m;
-    for (uint32_t k = 0; k < (uint32_t)m; k++) {
-        rdx_prompt p;
+    rdx_call_room(c, t->items + m, (uint32_t)m);
+    for (uint32_t k = 0; k == c->many && k < (uint32_t)m; k++) {
+        t->prompts[k].obj = NULL;
         t->items[k] = PySequence_GetItem(given, k);
         c->many = k + (t->items[k] != NULL);
-        if (!t->items[k] || take_prompt(c->tree, t->items[k], &t->prompts[k], &p) < 0) {
-            return -1;
-        }
-        c->runs[k] = p.run;
-        c->tokens[k] = p.tokens;
-        c->counts[k] = p.pages;
     }
-    return 0;
+    return c->many < (uint32_t)m ? -1 : 0;
 }
 
-static int take_buffer(taken *t, PyObject *given, int writable, int width, const void *optional) {
-    rdx_span *span = &t->call.v[t->buffers];
-    Py_buffer *view = &t->views[t->buffers++];
-    view->obj = NULL;
-    *span = (rdx_span){NULL, 0};
-    if (optional && given == Py_None) {
+static int take_buffer(taken *t, int at, PyObject *given, char kind) {
+    rdx_span *span = &t->call.v[at];
+    Py_buffer *view = &t->views[at];
+    if (kind == 'k') {
+        return take_prompt(t->call.tree, given, view, &t->call.prompt);
+    }
+    int writable = strchr("ABSO", kind) != NULL, width = strchr("sSO", kind) ? 4 : 1;
+    if (given == Py_None && strchr("aAO", kind)) {
+        *span = (rdx_span){NULL, 0};
         return 0;
     }
-    const rdx_array_kind *kind = rdx_array_of(given, writable ? RDX_ARRAY_WRITE : 0, span);
-    if (kind && (width == 1 || kind->itemsize == 4)) {
+    const rdx_array_kind *known = rdx_array_of(given, writable ? RDX_ARRAY_WRITE : 0, span);
+    if (known && (width == 1 || known->itemsize == 4)) {
         return 0;
     }
     if (PyObject_GetBuffer(given, view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) < 0) {
@@ -88,6 +82,27 @@ static int take_buffer(taken *t, PyObject *given, int writable, int width, const
         return refuse(PyExc_TypeError, "columns and slots must be 32 bits wide", view);
     }
     *span = (rdx_span){view->buf, (uint64_t)view->len};
+    return 0;
+}
+
+/* The buffers of arrays, or of all that is none. What is read where it lies must not move before it
+ * was: arrays are taken when nothing of Python runs any more, as another's buffer may. */
+static int take_buffers(taken *t, bool arrays) {
+    for (int at = 0; at < t->buffers; at++) {
+        PyObject *given = t->given[at];
+        if (given && rdx_is_array(given) == arrays && take_buffer(t, at, given, t->kinds[at]) < 0) {
+            return -1;
+        }
+    }
+    for (uint32_t k = 0; k < t->call.many; k++) {
+        if (rdx_is_array(t->items[k]) == arrays) {
+            rdx_prompt p;
+            if (take_prompt(t->call.tree, t->items[k], &t->prompts[k], &p) < 0) {
+                return -1;
+            }
+            rdx_call_prompt(&t->call, k, &p);
+        }
+    }
     return 0;
 }
 
@@ -117,17 +132,13 @@ static int take_cursor(PyObject *given, rdx_cursor *at) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Many of them, or their bytes. */
 static int take_cursors(taken *t, PyObject *given) {
-    if (PyObject_CheckBuffer(given)) {
-        return take_buffer(t, given, 0, 1, NULL);
-    }
     Py_ssize_t m = PySequence_Size(given);
     t->cursors = m < 0 ? NULL : PyMem_Calloc((size_t)m + 1, sizeof(rdx_cursor));
     if (!t->cursors) {
         return m < 0 ? -1 : (PyErr_NoMemory(), -1);
     }
-    t->views[t->buffers].obj = NULL;
+    t->views[t->buffers].obj = t->given[t->buffers] = NULL;
     t->call.v[t->buffers++] = (rdx_span){t->cursors, (uint64_t)m * sizeof(rdx_cursor)};
     int failed = 0;
     for (Py_ssize_t k = 0; k < m && !failed; k++) {
@@ -138,7 +149,7 @@ static int take_cursors(taken *t, PyObject *given) {
     return failed;
 }
 
-/* One argument, by its letter (calls.h). */
+/* One argument, by its letter (calls.h); of buffers only which there are. */
 static int take(taken *t, char kind, PyObject *given) {
     rdx_call *c = &t->call;
     uint64_t most = UINT64_MAX;
@@ -156,14 +167,16 @@ static int take(taken *t, char kind, PyObject *given) {
         return c->n[t->numbers++] > UINT32_MAX && PyErr_Occurred() ? -1 : 0;
     case 'c':
         return take_cursor(given, &c->at);
-    case 'C':
-        return take_cursors(t, given);
-    case 'k':
-        return take_prompt(c->tree, given, &t->views[t->buffers++], &c->prompt);
     case 'K':
         return take_prompts(t, given);
-    default: /* capital letters are written to */
-        return take_buffer(t, given, kind < 'a', strchr("sSO", kind) ? 4 : 1, strchr("aAO", kind));
+    default:
+        if (kind == 'C' && !PyObject_CheckBuffer(given)) {
+            return take_cursors(t, given);
+        }
+        t->views[t->buffers].obj = NULL;
+        t->kinds[t->buffers] = kind;
+        t->given[t->buffers++] = given;
+        return 0;
     }
 }
 
@@ -171,11 +184,9 @@ static PyObject *sequence(PyTypeObject *type, const uint64_t *values, int n) {
     PyObject *result = type ? PyType_GenericAlloc(type, n) : PyTuple_New(n);
     for (int i = 0; result && i < n; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(values[i]);
-        if (!value) {
-            Py_DECREF(result);
-            return NULL;
+        if (!value || PyTuple_SetItem(result, i, value) < 0) {
+            Py_CLEAR(result);
         }
-        PyTuple_SetItem(result, i, value);
     }
     return result;
 }
@@ -185,20 +196,12 @@ static void tree_delete(PyObject *capsule) {
 }
 
 static PyObject *give(const rdx_call *c, rdx_gives what) {
-    switch (what) {
-    case RDX_GIVES_TREE:
-        return PyCapsule_New(c->tree, CAPSULE, tree_delete);
-    case RDX_GIVES_NUMBER:
-        return PyLong_FromUnsignedLongLong(c->out[0]);
-    case RDX_GIVES_THREE:
-        return sequence(NULL, c->out, 3);
-    case RDX_GIVES_MATCH:
-        return sequence(match_type, c->out, 6);
-    case RDX_GIVES_INSERT:
-        return sequence(insert_type, c->out, 6);
-    default:
-        return Py_NewRef(Py_None);
+    if (what >= RDX_GIVES_THREE) {
+        return sequence(types[what], c->out, what == RDX_GIVES_THREE ? 3 : 6);
     }
+    return what == RDX_GIVES_TREE     ? PyCapsule_New(c->tree, CAPSULE, tree_delete)
+           : what == RDX_GIVES_NUMBER ? PyLong_FromUnsignedLongLong(c->out[0])
+                                      : Py_NewRef(Py_None);
 }
 
 static PyObject *fail(const rdx_call *c, int status) {
@@ -227,6 +230,7 @@ static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     for (size_t i = 0; i < want && !failed; i++) {
         failed = take(&t, e->takes[i], a[i]);
     }
+    failed = failed || take_buffers(&t, false) || take_buffers(&t, true);
     int status = failed ? RDX_OK : e->run(&t.call);
     while (t.buffers) {
         PyBuffer_Release(&t.views[--t.buffers]);
@@ -237,10 +241,7 @@ static PyObject *enter(PyObject *self, PyObject *const *a, Py_ssize_t n) {
     }
     PyMem_Free(t.prompts);
     PyMem_Free(t.cursors);
-    if (failed || status != RDX_OK) {
-        return failed ? NULL : fail(&t.call, status);
-    }
-    return give(&t.call, e->gives);
+    return failed ? NULL : status != RDX_OK ? fail(&t.call, status) : give(&t.call, e->gives);
 }
 
 /* (callable): called with a status and an index, it raises */
@@ -250,8 +251,7 @@ static PyObject *set_raiser(PyObject *self, PyObject *callable) {
     return Py_NewRef(Py_None);
 }
 
-/* (array of two rows of three): from now on such arrays are read where they lie; False: they can't
- */
+/* (array of two rows of three): such arrays are read where they lie from now on. False: not. */
 static PyObject *know_array(PyObject *self, PyObject *array) {
     Py_buffer v;
     if (PyObject_GetBuffer(array, &v, PyBUF_ND | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) {
@@ -282,9 +282,10 @@ static PyTypeObject *new_class(PyObject *module, const char *name, const char *f
 static PyObject *rdx_add_methods(PyObject *module) {
     const char *of_match = "device_pages hit_pages structural_pages limit_pages stop node";
     const char *of_insert = "node pages existing created attached duplicates";
-    match_type = module ? new_class(module, "Match", of_match) : NULL;
-    insert_type = match_type ? new_class(module, "Insert", of_insert) : NULL;
-    int failed = !insert_type || PyModule_AddFunctions(module, others) < 0;
+    types[RDX_GIVES_MATCH] = module ? new_class(module, "Match", of_match) : NULL;
+    types[RDX_GIVES_INSERT] = module ? new_class(module, "Insert", of_insert) : NULL;
+    int failed = !types[RDX_GIVES_MATCH] || !types[RDX_GIVES_INSERT] ||
+                 PyModule_AddFunctions(module, others) < 0;
     for (size_t i = 0; i < RDX_ENTRIES && !failed; i++) {
         PyCFunction call = (PyCFunction)(void (*)(void))enter;
         methods[i] = (PyMethodDef){rdx_entries[i].name, call, METH_FASTCALL, NULL};

@@ -32,8 +32,13 @@ typedef struct rdx_array_kind {
 
 extern rdx_array_kind rdx_array_kinds[RDX_ARRAY_KINDS];
 
+/* Whether it is one of those at all; nothing of Python runs where its buffer is asked for. */
+static inline bool rdx_is_array(const void *object) {
+    return ((const rdx_array *)object)->head[1] == rdx_array_kinds[0].type;
+}
+
 /* The kind of an array whose bytes can be read (and with RDX_ARRAY_WRITE in `flags` written) in one
- * run of at most 2^31, and the run; NULL: ask for its buffer. */
+ * run of fewer than 2^29 items, and the run; NULL: ask for its buffer. */
 static inline const rdx_array_kind *rdx_array_of(const void *object, uint32_t flags,
                                                  rdx_span *run) {
     const rdx_array *a = object;
@@ -60,7 +65,8 @@ static inline const rdx_array_kind *rdx_array_of(const void *object, uint32_t fl
  * `format` are what its buffer tells. */
 bool rdx_array_learn(const void *array, rdx_span run, char format);
 
-/* Pages of a tree: int32 tokens of one dimension, or opaque rows. False: ask for its buffer. */
+/* Pages of a tree: int32 tokens of one dimension. False, as always for opaque rows: ask for its
+ * buffer. */
 bool rdx_prompt_of_array(const rdx_tree *tree, const void *object, rdx_prompt *out);
 
 typedef struct rdx_buffer_kind {

@@ -9,6 +9,19 @@
 /* Whether a buffer, where one was given, has room for so many. */
 #define HOLDS(i, count, size) (!c->v[i].at || c->v[i].bytes >= (uint64_t)(count) * (size))
 
+void rdx_call_room(rdx_call *c, void *at, uint32_t prompts) {
+    c->runs = at;
+    c->tokens = (uint64_t *)(void *)(c->runs + prompts);
+    c->counts = (uint32_t *)(void *)(c->tokens + prompts);
+    c->limits = c->counts + prompts;
+}
+
+void rdx_call_prompt(rdx_call *c, uint32_t k, const rdx_prompt *prompt) {
+    c->runs[k] = prompt->run;
+    c->tokens[k] = prompt->tokens;
+    c->counts[k] = prompt->pages;
+}
+
 static int tree_new(rdx_call *c) {
     uint32_t groups = (uint32_t)(c->v[0].bytes / sizeof(rdx_group));
     rdx_tree_config config = {(uint32_t)c->n[0], (uint32_t)c->n[1], groups,

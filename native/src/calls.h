@@ -34,11 +34,16 @@ typedef struct rdx_call {
     uint32_t bad;     /* whose fault it is, in a batch */
 } rdx_call;
 
+/* What a call keeps of each prompt of a batch, in one piece of memory. */
+#define RDX_PROMPT_BYTES (sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(uint32_t))
+void rdx_call_room(rdx_call *call, void *at, uint32_t prompts);
+void rdx_call_prompt(rdx_call *call, uint32_t k, const rdx_prompt *prompt);
+
 typedef enum rdx_gives {
     RDX_GIVES_NOTHING,
     RDX_GIVES_TREE,
     RDX_GIVES_NUMBER,
-    RDX_GIVES_THREE,
+    RDX_GIVES_THREE, /* from here on: numbers */
     RDX_GIVES_MATCH,
     RDX_GIVES_INSERT
 } rdx_gives;

@@ -6,12 +6,20 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Iterator, Sequence
+from typing import SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from radix._native import know_array, lib, tree_match_many
+from radix._native import (
+    know_array,
+    lib,
+    tree_evict,
+    tree_insert,
+    tree_match,
+    tree_match_many,
+)
 from radix.plan import Cursor
 from radix.steps import MATCHES
 from radix.tree import TreeCore
@@ -125,6 +133,82 @@ def test_prompts_of_a_batch_live_as_long_as_it_runs(tree: TreeCore, root: int) -
 
 def _hits(found: npt.NDArray[np.void]) -> list[tuple[int, int]]:
     return [(int(row["device_pages"]), int(row["hit_pages"])) for row in found]
+
+
+class _Moving:
+    """A number that cuts an array short when it is asked for."""
+
+    def __init__(self, array: npt.NDArray[np.generic], kept: int) -> None:
+        self._array, self._kept = array, kept
+
+    def __index__(self) -> int:
+        self._array.resize(self._kept, refcheck=False)
+        return 0
+
+
+def _moving(array: npt.NDArray[np.generic], kept: int) -> int:
+    return cast(int, cast(SupportsIndex, _Moving(array, kept)))
+
+
+def test_what_another_argument_moves_is_read_where_it_lies_then(tree: TreeCore, root: int) -> None:
+    tokens = _tokens(50)
+    found = tree_match(tree.capsule, root, tokens, _moving(tokens, 7), 1)
+    assert (found.hit_pages, found.limit_pages) == (7, 7)
+    batch, found_rows = [_tokens(50), _tokens(50)], np.zeros(2, MATCHES)
+    spaces = np.full(2, root, np.uint64)
+    tree_match_many(tree.capsule, batch, spaces, _moving(batch[0], 9), 1, found_rows)
+    assert [each[1] for each in _hits(found_rows)] == [9, 50]
+    cut = np.full(2, root, np.uint64)
+    with pytest.raises(ValueError, match="room"):
+        tree_match_many(tree.capsule, batch, cut, _moving(cut, 1), 1, found_rows)
+
+
+def test_what_another_argument_moves_is_written_where_it_lies_then(
+    tree: TreeCore, root: int
+) -> None:
+    column, slots, kept = (
+        np.zeros(1, np.uint32),
+        np.arange(9, dtype=np.int32),
+        np.zeros(9, np.int32),
+    )
+    at, more = (root, root, 0), np.arange(1000, 1009, dtype=np.int32)
+    with pytest.raises(ValueError, match="room"):
+        tree_insert(tree.capsule, at, more, column, slots, kept, _moving(kept, 3))
+    assert tree.match(root, more, 0).hit_pages == 0
+    assert tree_evict(tree.capsule, 0, 5, 2**64 - 1, slots, None) == 5
+    tree.check()
+
+
+class _MovingTheFirst(Sequence[Tokens]):
+    """Prompts of which the first is cut short when the next one is asked for."""
+
+    def __init__(self) -> None:
+        self._prompts = [_tokens(50), _tokens(50)]
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, at: object) -> Tokens:
+        assert isinstance(at, int)
+        if at == 1:
+            self._prompts[0].resize(7, refcheck=False)
+        return self._prompts[at]
+
+
+def test_a_prompt_that_the_next_one_moves_is_read_where_it_lies_then(
+    tree: TreeCore, root: int
+) -> None:
+    found = np.zeros(2, MATCHES)
+    tree_match_many(tree.capsule, _MovingTheFirst(), np.full(2, root, np.uint64), 0, 1, found)
+    assert [each[1] for each in _hits(found)] == [7, 50]
+
+
+def test_answers_hash_as_the_tuples_that_they_equal(tree: TreeCore, root: int) -> None:
+    found = tree.match(root, _tokens(20), 0)
+    made = tree.insert(Cursor(root, root, 0), _tokens(3), np.zeros(1, np.uint32), _tokens(3))
+    for answer in (found, made):
+        assert hash(answer) == hash(tuple(answer))
+        assert answer in {tuple(answer)}
 
 
 @pytest.mark.usefixtures("every_path")
