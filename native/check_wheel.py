@@ -19,6 +19,7 @@ import radix.cli
 from radix import FlatStore, Group, PrefixCache
 from radix._native import lib
 from radix.events import KeysDone
+from radix.tree import TreeCore
 from tiers.disk import DiskTier
 from tiers.host import HostTier
 
@@ -47,6 +48,14 @@ def check_prompts() -> None:
         other.abort()
         cache.poll()
         cache.check()
+
+
+def check_answers() -> None:
+    """What the tree answers hashes as the tuple that it equals, however tuples lie here."""
+    tree = TreeCore(4, groups=1, tiers=1, keep_keys=False)
+    found = tree.match(tree.root(), np.arange(9, dtype=np.int32), 0)
+    assert found.limit_pages == 9, found
+    assert hash(found) == hash(tuple(found)), hash(found)
 
 
 def block(host: HostTier, slot: int) -> np.ndarray:
@@ -90,6 +99,7 @@ def main() -> None:
     """Check all of it, and say where."""
     check_origin()
     check_prompts()
+    check_answers()
     with tempfile.TemporaryDirectory() as folder:
         check_bytes(folder)
     assert callable(radix.cli.main)

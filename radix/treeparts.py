@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radix._native import ffi, know_array, lib, set_raiser
+from radix._native import Insert, Match, ffi, know_array, lib, set_raiser
 from radix.errors import STATUS_CLASSES, CacheError, InvariantError
 from radix.groups import Rule
 from radix.plan import Cursor
@@ -40,7 +40,13 @@ def raise_status(status: int, index: int = NOBODY) -> None:
     raise STATUS_CLASSES.get(name, CacheError)(text)
 
 
+def _hash(found: tuple[int, ...]) -> int:
+    return hash(tuple(found))
+
+
 set_raiser(raise_status)
+# From CPython 3.14 on a tuple keeps its hash; the tree's answers are made so that it reads as 0.
+Match.__hash__ = Insert.__hash__ = _hash  # type: ignore[method-assign,assignment]  # made in C
 # Arrays of these kinds are read where they lie; where numpy lays them out otherwise, by buffers.
 READ_IN_PLACE = all(
     know_array(np.zeros((2, 3), kind)) for kind in (np.int32, np.uint32, np.uint8, np.uint64)
