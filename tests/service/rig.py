@@ -92,6 +92,11 @@ class Service:
         told: dict[str, Any] = self._say("status")
         return told
 
+    def waiting(self) -> int:
+        """Requests that it has taken and not answered yet."""
+        told: int = self._say("waiting")
+        return told
+
     def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> None:
         """Waits until the status is so; an end of a connection takes a moment to be seen."""
         end = time.monotonic() + seconds

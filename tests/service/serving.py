@@ -1,5 +1,6 @@
 """A service in a process of its own, told by lines: ``check`` walks every invariant of its stores,
-``status`` tells what it is; each is answered by a line of JSON. SIGTERM drains it.
+``status`` tells what it is, ``waiting`` how many requests are not answered yet; each is answered by
+a line of JSON. SIGTERM drains it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from radix.service.server import Server
 def check(server: Server) -> None:
     for store in server.context.stores():
         store.flat.check()
+
+
+def waiting(server: Server) -> int:
+    return sum(session.unanswered for session in server.sessions.values())
 
 
 def main() -> None:
@@ -37,6 +42,8 @@ def lines(server: Server) -> None:
             if line.strip() == "check":
                 server.ask(lambda: check(server))
                 print(json.dumps("sound"), flush=True)
+            elif line.strip() == "waiting":
+                print(json.dumps(server.ask(lambda: waiting(server))), flush=True)
             else:
                 print(json.dumps(server.status().as_json()), flush=True)
         except Exception as error:  # outermost: told to the test, which raises it
