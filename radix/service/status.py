@@ -161,8 +161,8 @@ def store_status(
     """The status of a cache or a store. Called by the thread that owns it.
 
     ``now_ns``: of the clock that it was given (None: it has none); ``write``: its policy of
-    writing. Cost: its counters and groups,
-    never its blocks; a persistent tier's usage may ask the file system.
+    writing. Cost: its counters and groups, never its blocks; a persistent tier's usage may ask
+    the file system.
     """
     groups = [group.name for group in store.groups]
     usage, jobs = store.usage(), store.transfers.jobs
