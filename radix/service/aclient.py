@@ -178,10 +178,11 @@ class AsyncClient(AsyncConnected):
         namespace: Namespace | None = None,
         positions: object = None,
         durable: bool = True,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Mask:
         """As ``Client.write``."""
         return await self._run(
-            self.does.write(keys, blocks, group, Terms(namespace, positions, durable))
+            self.does.write(keys, blocks, group, Terms(namespace, positions, durable, timeout_s))
         )
 
     async def store(

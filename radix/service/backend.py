@@ -155,7 +155,12 @@ class ServiceBackend:
             rows = np.stack([np.frombuffer(values[at], np.uint8) for at in batch])
             with _failing():
                 kept = self._writing.write(
-                    keys[batch], rows, group, namespace=self._namespace, durable=False
+                    keys[batch],
+                    rows,
+                    group,
+                    namespace=self._namespace,
+                    durable=False,
+                    timeout_s=timeout_s,
                 )
             if not kept.all():
                 _still(self._writing)

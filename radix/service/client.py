@@ -209,11 +209,14 @@ class Client(Connected):
         namespace: Namespace | None = None,
         positions: object = None,
         durable: bool = True,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Mask:
         """Brings blocks, (n, block_bytes) uint8; which of the keys are kept. False for all that
-        found no room, or while the service is gone. Cost: the bytes.
+        found no room, or while the service is gone or takes longer. Cost: the bytes.
         """
-        return self._run(self.does.write(keys, blocks, group, Terms(namespace, positions, durable)))
+        return self._run(
+            self.does.write(keys, blocks, group, Terms(namespace, positions, durable, timeout_s))
+        )
 
     def store(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,9 +62,9 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One question: ``make`` writes it for a store and a request (None: of the store alone, which
-    is opened if it was not), ``read`` takes from the answer
-    what is wanted, while its bytes are there. ``store``: only in its connection; else of the
-    store of ``namespace``, and once more where the connection had ended.
+    is opened if it was not), ``read`` takes from the answer what is wanted, while its bytes are
+    there. ``store``: only in its connection; else of the store of ``namespace``, and once more
+    where the connection had ended.
     """
 
     namespace: Namespace | None
@@ -79,11 +79,12 @@ Steps = Generator[Ask, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How keys are brought: in which namespace, where they stand, and when that is answered."""
+    """How keys are brought: in which namespace, where they stand, when and how soon that is told."""
 
     namespace: Namespace | None
     positions: object
     durable: bool
+    timeout_s: float = WRITE_TIMEOUT_S
 
 
 def _nothing(store: OpenedStore, frame: Frame) -> None:
@@ -339,7 +340,9 @@ class Operations:
         room: Room = yield Ask(namespace, make, read)
         return room
 
-    def commit(self, room: Room, good: object, durable: bool) -> Steps[Mask]:
+    def commit(
+        self, room: Room, good: object, durable: bool, timeout_s: float = WRITE_TIMEOUT_S
+    ) -> Steps[Mask]:
         """The room is written."""
         granted, data = room.granted, b""
         if good is not None:
@@ -354,9 +357,7 @@ class Operations:
             return encode(Op.COMMIT, request, data=data, number=room.number, flags=flags)
 
         kept: Mask = ~granted
-        kept[granted] = yield Ask(
-            None, make, lambda _, f: mask_in(f, count), WRITE_TIMEOUT_S, room.store
-        )
+        kept[granted] = yield Ask(None, make, lambda _, f: mask_in(f, count), timeout_s, room.store)
         return kept
 
     def abort(self, room: Room) -> Steps[None]:
@@ -399,7 +400,7 @@ class Operations:
         most = yield from self._most(terms.namespace)
         for piece in self._pieces(len(keys), group, most):
             here = None if places is None else places[piece]
-            terms = Terms(terms.namespace, here, terms.durable)
+            terms = replace(terms, positions=here)
             try:
                 kept[piece] = yield from one(keys[piece], group, source, rows[piece], terms)
             except (CapacityError, NeverFitsError, ServiceGoneError, ClosedError):
@@ -413,7 +414,7 @@ class Operations:
         well = room.fill(source, rows)
         good = None if well else np.zeros(len(keys), np.bool_)
         try:
-            return (yield from self.commit(room, good, terms.durable))
+            return (yield from self.commit(room, good, terms.durable, terms.timeout_s))
         except LeaseError:
             return np.zeros(len(keys), np.bool_)
 
@@ -432,7 +433,7 @@ class Operations:
             return asked.frame(Op.WRITE, request, data, flags, store=store, group=group)
 
         kept: Mask = yield Ask(
-            terms.namespace, make, lambda _, f: mask_in(f, len(keys)), WRITE_TIMEOUT_S
+            terms.namespace, make, lambda _, f: mask_in(f, len(keys)), terms.timeout_s
         )
         return kept
 
