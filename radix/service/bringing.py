@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from radix.errors import TierError
 from radix.keysets import Mask, Reservation
 from radix.service.context import (
     Context,
@@ -227,7 +226,7 @@ def reset(context: Context, session: Session, frame: Frame) -> None:
     hosted, request = opened_of(session, frame).hosted, frame.request
     session.unanswered += 1
 
-    def begun(failure: TierError | None) -> None:
+    def begun(failure: Exception | None) -> None:
         session.unanswered -= 1
         if failure is not None:
             refuse(context, session, Op.RESET, request, failure)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix.errors import TierError, UnsupportedError
+from radix.errors import ClosedError, TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
 from radix.groups import Group
 from radix.keys import Namespace
@@ -66,6 +66,16 @@ class Kept:
     until: float
     lease: FlatLease
     account: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resetting:
+    """A reset that waits for the epoch in the backend; ``whole``: of every tier, else of the remote
+    one alone.
+    """
+
+    tell: Callable[[Exception | None], None]
+    whole: bool
 
 
 class Hosted:
@@ -125,6 +135,7 @@ class Hosted:
         self.keeps: dict[int, Kept] = {}
         self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
         self._settling: list[Settling] = []
+        self._resetting: list[Resetting] = []
         self._idle: list[tuple[float, Callable[[], None]]] = []
 
     def planes(self, group: int) -> Planes:
@@ -155,27 +166,38 @@ class Hosted:
         patience_s = 0.0 if self.remote is None else self.remote.patience_s
         self._idle.append((time.monotonic() + patience_s, tell))
 
-    def reset(self, tell: Callable[[TierError | None], None]) -> None:
-        """A new epoch of the whole store, in every tier; ``tell`` is called once, when it has
-        begun, or with why it could not.
+    def reset(self, tell: Callable[[Exception | None], None], *, whole: bool = True) -> None:
+        """A new epoch in every tier, or in the remote one alone; ``tell`` is called once: with None
+        when it has begun, else with the error. Those who ask until an epoch stands in the backend
+        share it: the store is reset once, in each tier that any of them means, and all are told how
+        that ended. Never blocks on the backend.
         """
-
-        def begun(failure: TierError | None) -> None:
-            if failure is None:
-                try:
-                    self.flat.reset()
-                except TierError as error:
-                    failure = error
-            tell(failure)
-
+        if self.closed:
+            tell(ClosedError("the store is closed"))
+            return
+        self._resetting.append(Resetting(tell, whole))
         if self.remote is None:
-            begun(None)
-        else:
-            self.remote.renew(begun)
+            self._reset(None)
+        elif len(self._resetting) == 1:
+            self.remote.begin_epoch(self._reset)
+
+    def _reset(self, failure: Exception | None) -> None:
+        """Resets for all who wait, unless the epoch could not be begun; tells them."""
+        resetting, self._resetting = self._resetting, []
+        if failure is None:
+            whole = self.remote is None or any(each.whole for each in resetting)
+            try:
+                self.flat.reset(None if whole or self.remote is None else [self.remote.tier.name])
+            except TierError as error:
+                failure = error
+        for each in resetting:
+            each.tell(failure)
 
     @property
     def busy(self) -> bool:
         """Whether ``run`` has something to see to."""
+        if self.closed:
+            return False
         waited = self._pending or self._settling or self._idle
         return (
             bool(waited)
@@ -184,7 +206,9 @@ class Hosted:
         )
 
     def run(self) -> None:
-        """Takes what ended, tells who waits. Never blocks."""
+        """Takes what ended, tells who waits; nothing of a store that is closed. Never blocks."""
+        if self.closed:
+            return
         for event in self.flat.poll():
             self._tell(event)
         if self.remote is not None:

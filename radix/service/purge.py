@@ -5,6 +5,7 @@ that nobody waits long.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,9 +71,7 @@ def _purge_remotes(server: Server, chosen: Chosen) -> int:
     mine = [store for store in hosted if store.domain in meant and store.remote is not None]
     known = {(store.domain, digest_of(store.signature)) for store in mine}
     for store in mine:
-        assert store.remote is not None
-        store.remote.tier.begin_epoch()
-        server.ask(partial(store.flat.reset, [store.remote.tier.name]), _TIMEOUT_S)
+        _reset_remote(server, store)
     data = config.data
     for directory in directories_in(data) if data is not None and data.is_dir() else ():
         domain, digest = directory.parts[-3:-1]
@@ -80,6 +79,27 @@ def _purge_remotes(server: Server, chosen: Chosen) -> int:
             begin_epoch(config.remote, prefix_of(domain, digest), config.limits.remote_s)
             known.add((domain, digest))
     return len(known)
+
+
+def _reset_remote(server: Server, store: Hosted) -> None:
+    """A new epoch of its remote tier, begun where a RESET begins one, and with it if one is under
+    way: of a store no two threads do so at once.
+    """
+    ended: Future[None] = Future()
+
+    def tell(failure: Exception | None) -> None:
+        if failure is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(failure)
+
+    def begin() -> None:
+        store.reset(tell, whole=False)
+        if store.busy:
+            server.context.active.add(store)
+
+    server.ask(begin, _TIMEOUT_S)
+    ended.result(_TIMEOUT_S + server.config.limits.remote_s)
 
 
 def _closed(data: Path | None, chosen: Chosen) -> tuple[int, int]:

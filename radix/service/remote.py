@@ -18,7 +18,7 @@ from radix.errors import TierError
 from radix.service.config import ServiceConfig
 from tiers.remote import RemoteTier
 
-Told = Callable[[TierError | None], None]
+Told = Callable[[Exception | None], None]
 
 
 def prefix_of(domain: str, digest: str) -> str:
@@ -28,7 +28,7 @@ def prefix_of(domain: str, digest: str) -> str:
 
 class StoreRemote:
     """The remote tier of a store. ``tier``; ``patience_s``: how long anybody waits for its answer.
-    ``when_tried``, ``renew`` tell later, from ``run``, once a turn of the loop.
+    ``when_tried``, ``begin_epoch`` tell later, from ``run``, once a turn of the loop.
     """
 
     def __init__(self, config: ServiceConfig, domain: str, digest: str) -> None:
@@ -46,14 +46,14 @@ class StoreRemote:
         )
         self._until = time.monotonic() + self.patience_s
         self._trying: list[Callable[[], None]] = []
-        self._renewing: list[Told] = []
+        self._begun: Told | None = None
         self._thread: threading.Thread | None = None
-        self._failure: TierError | None = None
+        self._failure: Exception | None = None
 
     @property
     def busy(self) -> bool:
         """Whether ``run`` has something to see to."""
-        return bool(self._trying or self._renewing) or self.tier.pending() > 0
+        return bool(self._trying) or self._begun is not None or self.tier.pending() > 0
 
     def counters(self) -> dict[str, int]:
         """What the tier counted beside what every tier does, by dotted names."""
@@ -69,20 +69,20 @@ class StoreRemote:
     def _is_tried(self) -> bool:
         return self.tier.tried or time.monotonic() >= self._until
 
-    def renew(self, tell: Told) -> None:
-        """Begins an epoch in the backend; ``tell`` is called, with why not where it could not be,
-        when the tier's own ``renew`` blocks no more. Those who ask meanwhile share it.
+    def begin_epoch(self, tell: Told) -> None:
+        """Writes a new epoch to the backend, in a thread; one at a time. ``tell`` is called once:
+        with None when it stands there, and the one next ``renew`` of the tier goes by it without
+        asking the backend; else with the error that kept it away.
         """
-        self._renewing.append(tell)
-        if self._thread is None:
-            self._failure = None
-            self._thread = threading.Thread(target=self._begin, name="radix-epoch", daemon=True)
-            self._thread.start()
+        assert self._begun is None  # who asks meanwhile shares it: ``Hosted.reset``
+        self._begun, self._failure = tell, None
+        self._thread = threading.Thread(target=self._begin, name="radix-epoch", daemon=True)
+        self._thread.start()
 
     def _begin(self) -> None:
         try:
             self.tier.begin_epoch()
-        except TierError as error:
+        except Exception as error:  # outermost: of this thread; who waits is told
             self._failure = error
 
     def run(self) -> None:
@@ -93,15 +93,16 @@ class StoreRemote:
                 each()
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
-            renewing, self._renewing = self._renewing, []
-            for tell in renewing:
-                tell(self._failure)
+            self._tell_begun(self._failure)
+
+    def _tell_begun(self, failure: Exception | None) -> None:
+        tell, self._begun = self._begun, None
+        if tell is not None:
+            tell(failure)
 
     def close(self) -> None:
         """Whoever waits is told that nothing comes any more."""
         trying, self._trying = self._trying, []
-        renewing, self._renewing = self._renewing, []
         for each in trying:
             each()
-        for tell in renewing:
-            tell(TierError(self.tier.name, "the service ends"))
+        self._tell_begun(TierError(self.tier.name, "no new epoch: the store was closed"))
