@@ -9,6 +9,7 @@ found lies in the remote tier from then on, to be brought like anything below th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,9 @@ def seek_first(
 
 
 class _Seeking:
-    """The questions of one request. ``waits``: it left its frame unanswered."""
+    """The questions of one request, which together wait as long as one may. ``waits``: it left its
+    frame unanswered.
+    """
 
     def __init__(
         self, context: Context, session: Session, opened: Opened, sought: Sought, then: Step
@@ -60,6 +63,8 @@ class _Seeking:
         self._context, self._session, self._opened = context, session, opened
         self._sought, self._then = sought, then
         self._waits = False
+        assert opened.hosted.remote is not None  # it is asked
+        self._until = time.monotonic() + opened.hosted.remote.patience_s
         rules = opened.hosted.signature.rules
         groups = [group for group in sought.groups if not rules or rules[group].lookup]
         self._whole = [group for group in groups if sought.paged and rules[group].everywhere]
@@ -102,13 +107,12 @@ class _Seeking:
                 positions=positions,
                 chained=chained,
             )
-            assert hosted.remote is not None  # it was asked
             if not self._waits:
                 self._waits = True
                 self._session.unanswered += 1
                 self._context.active.add(hosted)
             left += 1
-            hosted.after(number, ended, hosted.remote.patience_s)
+            hosted.after(number, ended, max(0.0, self._until - time.monotonic()))
         ended()
 
     def _go(self, step: Step) -> None:

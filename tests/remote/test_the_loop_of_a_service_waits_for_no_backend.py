@@ -1,6 +1,6 @@
 """What a service asks its backend for is asked beside its loop: one epoch for all resets that
-coincide, a purge among them. The service runs in this process, so that it is seen which thread
-asks; its backend is real.
+coincide, a purge among them, and one patience for all questions of a request. The service runs in
+this process, so that it is seen which thread asks, and how long is waited; its backend is real.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from radix.errors import CacheError
-from radix.groups import Group
+from radix.groups import Group, Retention
+from radix.layout import Layout
 from radix.service import Client
 from radix.service.choosing import anything
 from radix.service.config import read_config
+from radix.service.hosting import Hosted
 from radix.service.purge import purge_service
 from radix.service.server import Server
 from tests.remote.servicesrig import is_on
@@ -27,6 +30,11 @@ from tests.service.rig import GROUPS, SIZE, content, contents, keys_of
 from tiers.remote import RemoteTier
 
 NAMES: list[object] = [f"waits {number}" for number in range(8)]
+PAGE = 16
+PROMPT_GROUPS = [
+    Group("full", Layout.opaque(SIZE)),
+    Group("near", Layout.opaque(SIZE), Retention("window", 3 * PAGE)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +195,30 @@ def test_a_store_that_is_closed_while_an_epoch_is_begun_ends_nothing(
                 assert client.has(keys_of([1])).tolist() == [0]
         finally:
             go_on.set()
+
+
+def test_all_questions_of_a_request_have_one_patience(
+    nodes: RedisNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    after = Hosted.after
+
+    def seen(hosted: Hosted, number: int, tell: Callable[..., None], patience_s: float) -> None:
+        waits.append(patience_s)
+        after(hosted, number, tell, patience_s)
+
+    tokens = np.arange(10 * PAGE + 1, dtype=np.int32)
+    with serving(tmp_path, nodes, **{"limits.remote_s": "1"}) as server:
+        with client_of(server, PROMPT_GROUPS, page_tokens=PAGE) as client:
+            client.lookup(tokens)  # opens it
+            until("it answers", lambda: is_on(server.status().as_json()), 60.0)
+            room = client.reserve(tokens=tokens[: 4 * PAGE], group=0)
+            for page in range(4):
+                room.block(page)[:] = content(page)
+            client.commit(room, np.ones(4, np.bool_))
+            client.flush()
+            monkeypatch.setattr(Hosted, "after", seen)
+            with stopped(nodes):
+                assert client.lookup(tokens, seek=True).pages == 0
+            first, second = waits  # what all need; then, of the four pages here, the window
+            assert second < first
