@@ -196,6 +196,7 @@ class Inserting:
             return _tuple(Rows, (slots, ((0, count),)))
         slots = np.full((len(rules), count), NO_SLOT, np.int32)
         spans: list[tuple[int, int] | None] = []
+        masks: list[Mask | slice] = []  # by group, which of the pages
         # Making room must not take what stands behind the caller's lease and gets no slot here.
         pin = 0
         if at.pages > first:
@@ -206,10 +207,14 @@ class Inserting:
                 span = self._one_span(rule, first, last, boundaries) if at.pages <= first else None
                 spans.append(span)
                 if span is None:
-                    self._reserve_some(slots[group], group, rule, first, last, boundaries, at)
-                elif span[1] > span[0]:
-                    lo, hi = span
-                    slots[group, lo:hi] = self.residency.reserve(0, group, hi - lo, at.root)
+                    masks.append(self._missing(group, rule, first, last, boundaries, at))
+                else:
+                    masks.append(slice(*span))
+            needed = [slots[group, mask].size for group, mask in enumerate(masks)]
+            self._check_room(needed, at.root)
+            for group, (mask, need) in enumerate(zip(masks, needed, strict=True)):
+                if need:
+                    slots[group, mask] = self.residency.reserve(0, group, need, at.root)
         except BaseException:
             for group, row in enumerate(slots):
                 self.give_back(group, row)
@@ -236,22 +241,32 @@ class Inserting:
             return None
         return max(0, rule.first_page(last) - first), last - first
 
-    def _reserve_some(
+    def _missing(
         self,
-        row: Slots,
         group: int,
         rule: Rule,
         first: int,
         last: int,
         boundaries: Sequence[int],
         at: Cursor,
-    ) -> None:
+    ) -> Mask:
+        """Which of the pages get a slot and have none on the path to ``at``."""
         mask = self.wanted(rule, first, last, boundaries)
         count = min(len(mask), at.pages - first)
         if count > 0:
             mask[:count] &= self.residency.slots(at, group, 0, first, count) == NO_SLOT
-        if need := int(np.count_nonzero(mask)):
-            row[mask] = self.residency.reserve(0, group, need, at.root)
+        return mask
+
+    def _check_room(self, needed: Sequence[int], root: int) -> None:
+        """``CapacityError`` where some group cannot get its slots, before anything goes of another.
+        Of a budget that groups share, the first of them finds out.
+        """
+        residency = self.residency
+        if residency.tiers[0].capability.shares_bytes:
+            return
+        for group, need in enumerate(needed):
+            if need and need > residency.available(0, group, root):
+                raise residency.shortage(0, group, need, root)
 
     def fitting(self, at: Cursor, first: int, count: int, boundaries: Sequence[int]) -> Rows | None:
         """Slots of as many of the pages as there is room for; None for none."""

@@ -75,18 +75,35 @@ static void give_back(const rdx_tree *t, const rdx_pooled *p, const rdx_pools *f
     }
 }
 
-/* n slots of group g, out of what is evicted where the pool is short; nothing goes in vain. */
+/* Whether every group gets its slots of the n pages; else whose pool is short, and of how many.
+ * Looked at before anything goes. One that nothing can help is named before one that is short only
+ * because the caller makes room himself. */
+static bool has_room(const rdx_tree *t, const rdx_pools *from, rdx_pooled *p, uint32_t n) {
+    bool in_vain = false;
+    for (uint32_t g = 0; g < t->groups && !in_vain; g++) {
+        uint32_t lo, hi, free = rdx_pool_count(from->pools[g], RDX_SLOT_FREE);
+        span_of(t, &t->rules[g], p->from.pages, n, p->boundary, &lo, &hi);
+        if (hi - lo <= free) {
+            continue;
+        }
+        rdx_column_stats s;
+        rdx_column_get_stats(t, g * t->tiers, &s);
+        in_vain = hi - lo > rdx_pool_capacity(from->pools[g]) ||
+                  s.resident - s.protected_blocks < hi - lo - free;
+        if (in_vain || (!from->evicts && p->group == t->groups)) {
+            p->group = g;
+            p->needed = hi - lo;
+        }
+    }
+    return p->group == t->groups;
+}
+
+/* n slots of group g, out of what is evicted where the pool is short. */
 static int take_slots(rdx_tree *t, rdx_pools *p, uint32_t g, uint32_t n, int32_t *out) {
     rdx_pool *pool = p->pools[g];
-    uint32_t free = rdx_pool_count(pool, RDX_SLOT_FREE), column = g * t->tiers;
-    if (free < n && p->evicts) {
-        rdx_column_stats s;
-        rdx_column_get_stats(t, column, &s);
-        uint32_t went = 0, short_of = n - free;
-        if (n > rdx_pool_capacity(pool) || s.resident - s.protected_blocks < short_of) {
-            return RDX_EFULL;
-        }
-        rdx_evict(t, column, short_of, UINT64_MAX, out, NULL, &went); /* the row is large enough */
+    uint32_t free = rdx_pool_count(pool, RDX_SLOT_FREE), column = g * t->tiers, went = 0;
+    if (free < n && p->evicts) { /* the row is large enough */
+        rdx_evict(t, column, n - free, UINT64_MAX, out, NULL, &went);
         p->evicted[g] += went;
         rdx_pool_move(pool, out, went, RDX_SLOT_USED, RDX_SLOT_FREE, NULL);
     }
@@ -140,6 +157,9 @@ int rdx_tree_insert_pooled(rdx_tree *t, const void *pages, uint32_t count, rdx_p
         return RDX_EFULL;
     }
     uint32_t n = count - first;
+    if (!has_room(t, from, p, n)) {
+        return RDX_EFULL;
+    }
     if (make_slots(from, (uint64_t)t->groups * n) != RDX_OK) {
         return RDX_ENOMEM;
     }

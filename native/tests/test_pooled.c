@@ -222,7 +222,38 @@ static void room_is_made_of_the_oldest(void) {
     close_world(&w);
 }
 
+/* The pool of the second group cannot give what is wanted: nothing goes of the first either. */
+static void nothing_goes_where_a_later_group_is_short(void) {
+    static world w;
+    int32_t run[PAGES], gone[8];
+    rdx_insert out;
+    uint32_t went;
+    open_world(&w, 8);
+    for (int32_t k = 0; k < 2; k++) {
+        for (int32_t i = 0; i < PAGES; i++)
+            run[i] = 100 * k + i;
+        rdx_pooled p = {.from = {w.root, w.root, 0}};
+        EXPECT_EQ(insert(&w, &p, run, 4, &out), RDX_OK);
+    }
+    EXPECT_EQ(rdx_evict(w.tree, 1, 8, UINT64_MAX, gone, NULL, &went), RDX_OK); /* but not freed */
+    EXPECT_EQ(went, 6);
+    for (int32_t i = 0; i < PAGES; i++)
+        run[i] = 300 + i;
+    for (uint32_t evicts = 0; evicts < 2; evicts++) {
+        rdx_pooled p = {.from = {w.root, w.root, 0}};
+        w.from->evicts = evicts;
+        remember(&w);
+        EXPECT_EQ(insert(&w, &p, run, 4, &out), RDX_EFULL);
+        EXPECT_EQ(p.group, 1);
+        EXPECT_EQ(p.needed, 3);
+        EXPECT_EQ(w.from->evicted[0], 0);
+        expect_as_before(&w);
+    }
+    close_world(&w);
+}
+
 int main(void) {
+    nothing_goes_where_a_later_group_is_short();
     room_is_made_of_the_oldest();
     each_group_gets_what_a_hit_needs();
     what_is_not_simple_changes_nothing();
