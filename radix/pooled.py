@@ -80,15 +80,7 @@ class PooledInsert:
         if pools is not self._pools:
             self._take_up(pools)
         kept = _empty(groups * count, _INT32)
-        try:
-            done = tree_insert_pooled(
-                self._tree.capsule, at, run, self._address, boundary, number, kept
-            )
-        except BaseException:
-            self._evicted()
-            raise
-        if done[4]:
-            self._evicted()
+        done = self._insert(at, run, boundary, number, kept)
         if not done[0]:
             again = self._again(done, at, run, boundary, number, kept)
             if again is None:
@@ -123,6 +115,19 @@ class PooledInsert:
         books.evicts = not told and not self._tree.key_bytes and self._tree.before_choice is None
         self._pools = pools
 
+    def _insert(self, at: Cursor, run: Tokens, boundary: int, number: int, kept: Slots) -> Insert:
+        """One crossing; what it evicted is counted, whatever came of it."""
+        try:
+            done = tree_insert_pooled(
+                self._tree.capsule, at, run, self._address, boundary, number, kept
+            )
+        except BaseException:
+            self._evicted()
+            raise
+        if done[4]:
+            self._evicted()
+        return done
+
     def _evicted(self) -> None:
         """Counts what the last call evicted."""
         residency, evicted = self._residency, self._books.evicted
@@ -140,11 +145,7 @@ class PooledInsert:
         for _ in range(self._groups):
             if done[1] == self._groups or not self._made_room(done[1], done[2]):
                 return None
-            done = tree_insert_pooled(
-                self._tree.capsule, at, run, self._address, boundary, number, kept
-            )
-            if done[4]:
-                self._evicted()
+            done = self._insert(at, run, boundary, number, kept)
             if done[0]:
                 return done
         return None

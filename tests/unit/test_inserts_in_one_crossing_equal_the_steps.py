@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radix import PrefixCache
-from radix.errors import CacheError
+from radix import PrefixCache, pooled
+from radix._native import Insert
+from radix.errors import CacheError, CapacityError
 from radix.front import FrontTier
 from radix.groups import Group, Retention
 from radix.layout import Layout
@@ -208,4 +209,55 @@ def test_a_refused_insert_leaves_slots_and_order_as_they_were(name: str) -> None
         prompt[9] = 9
         assert cache.insert(prompt, lease, boundaries=[len(prompt)]).created_pages == 3
         lease.release()
+        cache.check()
+
+
+def test_what_a_refused_retry_evicted_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first crossing finds its pool short, as it may; the one behind it evicts, and refuses."""
+    crossing, calls = pooled.tree_insert_pooled, 0
+
+    def short_at_first(*given: Any) -> Insert:
+        nonlocal calls
+        calls += 1
+        return Insert(0, 0, 1, 0, 0, 0) if calls == 1 else crossing(*given)
+
+    with opened([FULL], 6, below=False, steps=False) as cache:
+        old = np.arange(12, dtype=np.int32)
+        with cache.lease(cache.match(old, leave=0)[1]) as lease:
+            cache.insert(old, lease)
+        monkeypatch.setattr(pooled, "tree_insert_pooled", short_at_first)
+        bad = np.array([50, 51, 52, 53, 54, -5], np.int32)
+        with (
+            cache.lease(cache.match(bad[:4], leave=0)[1]) as lease,
+            pytest.raises(ValueError, match="outside"),
+        ):
+            cache.insert(bad, lease)
+        assert calls == 2
+        assert cache.tree.column_stats(0).resident == 3
+        assert cache.counters()["evict.blocks.device.full"] == 3
+        cache.check()
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["crossing", "steps"])
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("second", [MORE, NEAR, WIDE], ids=["full", "window", "wide"])
+def test_nothing_goes_of_one_group_where_the_next_has_no_room(
+    second: Group, told: bool, steps: bool
+) -> None:
+    first = IndexTier([6, 2])
+    tiers = [FrontTier(first) if steps else first]
+    with PrefixCache([FULL, second], tiers, page_tokens=PAGE) as cache:
+        if told:  # then the steps make room for a crossing
+            cache.tree.before_choice = lambda _: None
+        old, new = np.arange(2 * PAGE, dtype=np.int32), np.arange(50, 62, dtype=np.int32)
+        with cache.lease(cache.match(old, leave=0)[1]) as lease:
+            cache.insert(old, lease)
+        before = cache.usage(), [cache.tree.order(column) for column in range(2)]
+        with (
+            cache.lease(cache.match(new, leave=0)[1]) as lease,
+            pytest.raises(CapacityError, match=second.name),
+        ):
+            cache.insert(new, lease)
+        assert (cache.usage(), [cache.tree.order(column) for column in range(2)]) == before
+        assert cache.match(old, leave=0)[0].hit_pages == 2
         cache.check()
