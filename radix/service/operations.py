@@ -79,7 +79,7 @@ Steps = Generator[Ask, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How keys are brought: in which namespace, where they stand, when and how soon that is told."""
+    """How keys are brought: in which namespace, where they stand, when and how soon it is told."""
 
     namespace: Namespace | None
     positions: object

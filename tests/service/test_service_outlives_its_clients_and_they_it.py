@@ -83,7 +83,7 @@ def _killed(tmp_path: Path, times: int) -> None:
             service.check()
             told = client.stat()
             assert told["writing"] == told["leased_keys"] == told["keeps"] == 0
-            assert service.open_files == files
+            service.until(lambda _: service.open_files == files)
             # What goes to disk still holds its blocks a moment longer.
             service.until(lambda told: told["stores"][0]["leases"] == 0)
             # Every slot can be had again, and what is there is right.
