@@ -302,10 +302,12 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom) {
     if (t->lists[t->columns + column].head != NIL) {
         return t->lists[t->columns + column].head;
     }
-    if (rdx_policy_orders(t, column)) {
-        return rdx_policy_victim(t, column, 0);
-    }
-    return rdx_oldest_leaf(t, column, 0);
+    return rdx_living_victim(t, column, 0);
+}
+
+uint32_t rdx_living_victim(rdx_tree *t, uint32_t column, uint32_t tenant) {
+    return rdx_policy_orders(t, column) ? rdx_policy_victim(t, column, tenant)
+                                        : rdx_oldest_leaf(t, column, tenant);
 }
 
 uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column, uint32_t tenant) {

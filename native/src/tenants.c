@@ -207,9 +207,7 @@ uint32_t rdx_tenant_victim(rdx_tree *t, uint32_t column, claim for_whom) {
             if (tenant == NIL) {
                 break;
             }
-            uint32_t i = dead                           ? dead_of(t, tenant, column)
-                         : rdx_policy_orders(t, column) ? rdx_policy_victim(t, column, tenant)
-                                                        : rdx_oldest_leaf(t, column, tenant);
+            uint32_t i = dead ? dead_of(t, tenant, column) : rdx_living_victim(t, column, tenant);
             if (i != NIL) {
                 return i;
             }

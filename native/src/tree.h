@@ -470,6 +470,9 @@ uint32_t rdx_next_victim(rdx_tree *t, uint32_t column, claim for_whom);
  * namespaces; then ids are wanted, too, and nodes hold one page. */
 int rdx_evict_for(rdx_tree *t, uint32_t column, claim for_whom, bool once, uint32_t n,
                   uint64_t upto, int32_t *slots, uint8_t *ids, rdx_handle *roots, uint32_t *freed);
+/* What goes next of a tenant's leaves that are not dead, as the order of the column has it, or NIL.
+ */
+uint32_t rdx_living_victim(rdx_tree *t, uint32_t column, uint32_t tenant);
 /* The leaf of a tenant that was used longest ago and is not dead (where groups are not full: node),
  * or NIL. */
 uint32_t rdx_oldest_leaf(rdx_tree *t, uint32_t column, uint32_t tenant);
