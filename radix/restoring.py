@@ -78,6 +78,7 @@ def _linked_whole(
     linked[true] = tree.restore(
         *(root, column, keys[true].reshape(-1, 16), parents[true].reshape(-1, 16)),
         *(pages[true].reshape(-1, width), slots[true].reshape(-1)),
+        each_page=True,
     ).reshape(-1, told)[:, -1]
     return linked
 

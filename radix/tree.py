@@ -396,11 +396,20 @@ class TreeCore(Steps):
         tree_touch(self.capsule, cursor)
 
     def restore(
-        self, root: int, column: int, keys: Keys, parents: Keys, pages: Keys, slots: Slots
+        self,
+        root: int,
+        column: int,
+        keys: Keys,
+        parents: Keys,
+        pages: Keys,
+        slots: Slots,
+        *,
+        each_page: bool = False,
     ) -> npt.NDArray[np.bool_]:
         """Links unordered records, oldest first; which were linked. Cost: the records.
 
-        ``keys``, ``parents``: (n, 16) uint8; ``pages``: (n, page_bytes) uint8. The one call that
+        ``keys``, ``parents``: (n, 16) uint8; ``pages``: (n, page_bytes) uint8. ``each_page``: of
+        blocks of several pages every page has its record, -1 in all but the last. The one call that
         may stop half-way: after ``MemoryError`` the tree is sound but incomplete; drop it.
         """
         count = len(slots)
@@ -425,6 +434,7 @@ class TreeCore(Steps):
                 ffi.from_buffer("uint8_t[]", np.ascontiguousarray(parents)),
                 ffi.from_buffer(np.ascontiguousarray(pages)),
                 ffi.from_buffer("int32_t[]", np.ascontiguousarray(slots, np.int32)),
+                each_page,
                 ffi.from_buffer("uint8_t[]", linked),
                 self._u32,
             )

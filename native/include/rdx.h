@@ -598,14 +598,15 @@ void rdx_column_get_stats(const rdx_tree *tree, uint32_t column, rdx_column_stat
  * each), pages (page_bytes each) and slots; ids ascend with age of insertion. A record whose
  * parent is neither `root_key` nor another record, whose key is not the key of its page under its
  * parent, or in whose place another block stands, is not linked: linked[i] = 0. Records of a full
- * group whose blocks are pages build the paths, and those of one with longer blocks where each page
- * has a record, a block from its first page to its last, all but the last with RDX_NO_SLOT; those
- * of any other are linked to the pages that stand in the tree already, by their own key (RDX_EARG
- * where keys are not kept). The one call that may stop half-way: after RDX_ENOMEM the tree is
- * sound, but holds only a part. Cost: n, and for other groups the pages of the root. */
+ * group whose blocks are pages build the paths. So do those of one with longer blocks if
+ * each_page is 1: then each page has a record, a block from its first page to its last, all but the
+ * last with RDX_NO_SLOT (RDX_EARG for any other group but these two). Otherwise its records, as
+ * those of any other group, are linked to the pages that stand in the tree already, by their own
+ * key (RDX_EARG where keys are not kept). The one call that may stop half-way: after RDX_ENOMEM the
+ * tree is sound, but holds only a part. Cost: n, and for other groups the pages of the root. */
 int rdx_tree_restore(rdx_tree *tree, rdx_handle root, uint32_t column, uint32_t n,
                      const uint8_t *keys, const uint8_t *parents, const void *pages,
-                     const int32_t *slots, uint8_t *linked, uint32_t *nlinked);
+                     const int32_t *slots, int each_page, uint8_t *linked, uint32_t *nlinked);
 
 /* ---------------------------------------------------------------- sets of keys (flat.c)
  * The flat store: each key is a child of a root in a tree of opaque keys (one page each). All

@@ -213,29 +213,25 @@ static int restore_places(rdx_tree *t, uint32_t r, uint32_t column, uint32_t n, 
     return status;
 }
 
-/* Whether records of a column tell whole paths: each page has one. */
-static bool tells_paths(const rdx_tree *t, uint32_t column, const int32_t *slots) {
-    const rdx_group *rule = rule_of(t, column);
-    return !(t->placed >> column & 1) ||
-           (rule->rule == RDX_RULE_FULL && rule->lookahead_pages == 0 && slots[0] == RDX_NO_SLOT);
-}
-
 int rdx_tree_restore(rdx_tree *t, rdx_handle root, uint32_t column, uint32_t n, const uint8_t *keys,
-                     const uint8_t *parents, const void *pages, const int32_t *slots,
+                     const uint8_t *parents, const void *pages, const int32_t *slots, int each_page,
                      uint8_t *linked, uint32_t *nlinked) {
     uint32_t r = node_of(t, root);
     *nlinked = 0;
     if (r == NIL || !(node_at(t, r)->flags & NODE_ROOT)) {
         return RDX_ESTALE;
     }
-    if (column >= t->columns || (t->placed >> column & 1 && !t->key_bytes)) {
+    bool placed = column < t->columns && t->placed >> column & 1;
+    const rdx_group *rule = placed ? rule_of(t, column) : NULL;
+    if (column >= t->columns || (placed && !t->key_bytes) ||
+        (placed && each_page && (rule->rule != RDX_RULE_FULL || rule->lookahead_pages))) {
         return RDX_EARG;
     }
     memset(linked, 0, n);
     if (n == 0) {
         return RDX_OK;
     }
-    if (!tells_paths(t, column, slots)) {
+    if (placed && !each_page) {
         return restore_places(t, r, column, n, keys, parents, pages, slots, linked, nlinked);
     }
     links l;

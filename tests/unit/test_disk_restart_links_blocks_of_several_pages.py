@@ -106,7 +106,7 @@ def test_a_block_whose_beginning_went_is_given_back() -> None:
     other = TreeRig(rule(2))
     kept = np.array([0, 1, 4, 5, 6, 7])  # the second block is gone
     linked = other.tree.restore(
-        *(other.root, 0, chain[kept], parents[kept], pages[kept], slots[kept])
+        *(other.root, 0, chain[kept], parents[kept], pages[kept], slots[kept]), each_page=True
     )
     other.tree.check(device=False)
     assert linked[[1, 3, 5]].tolist() == [True, False, False]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from radix.groups import Rule
-from radix.tree import TreeCore
+from radix.tree import NO_SLOT, TreeCore
 from tests.treerig import Rig, full, state, window
 
 PROMPT = list(range(10))
@@ -75,6 +75,25 @@ def test_blocks_of_several_pages_are_linked_by_their_last_page() -> None:
     assert restore(rig, 1, (OTHER, 5, 77)) == [True]
     assert rig.match(PROMPT).hit_pages == 10
     assert rig.match(OTHER).hit_pages == 6
+
+
+def test_a_first_record_without_a_slot_changes_nothing_for_the_others() -> None:
+    rig = built(full(2))
+    assert restore(rig, 1, (PROMPT, 0, NO_SLOT), (PROMPT, 3, 3), (PROMPT, 1, 1)) == [
+        False,
+        True,
+        True,
+    ]
+    assert rig.held(PROMPT, 1) == [1, 3]
+
+
+def test_records_of_each_page_are_of_full_groups_only() -> None:
+    rig = built(state(), full(2))
+    at = rig.find(PROMPT)
+    keys, pages = rig.tree.keys(at, 0, 1), rig.tree.pages(at, 0, 1)
+    with pytest.raises(ValueError, match="range"):
+        rig.tree.restore(rig.root, 1, keys, keys, pages, np.zeros(1, np.int32), each_page=True)
+    assert rig.held(PROMPT, 1) == []
 
 
 def test_the_order_of_records_is_the_order_of_use() -> None:
