@@ -210,11 +210,15 @@ class Inserting:
                     masks.append(self._missing(group, rule, first, last, boundaries, at))
                 else:
                     masks.append(slice(*span))
-            needed = [slots[group, mask].size for group, mask in enumerate(masks)]
+            # By the row, not by (group, mask): for that numpy gives the interpreter's lock up.
+            needed = [
+                row[mask].size if isinstance(mask, slice) else int(np.count_nonzero(mask))
+                for row, mask in zip(slots, masks, strict=True)
+            ]
             self._check_room(needed, at.root)
-            for group, (mask, need) in enumerate(zip(masks, needed, strict=True)):
+            for group, (row, mask, need) in enumerate(zip(slots, masks, needed, strict=True)):
                 if need:
-                    slots[group, mask] = self.residency.reserve(0, group, need, at.root)
+                    row[mask] = self.residency.reserve(0, group, need, at.root)
         except BaseException:
             for group, row in enumerate(slots):
                 self.give_back(group, row)
