@@ -116,7 +116,8 @@ def test_a_local_hit_is_gone_on_from(nodes: RedisNodes, prefix: str) -> None:
         assert ahead.tokens == 96
         told = [event for event in events if isinstance(event, BlocksStored)]
         assert sum(len(event.keys) for event in told if event.tier == "remote") == 7
-        assert other.tiers[2].counts.found == 5 + 7, "its first admission asked for the first five"
+        # Its first admission asked for the first five: taken over if it had not computed them yet.
+        assert other.tiers[2].counts.found in (7, 5 + 7)
         assert other.tiers[2].counts.stored == stored, "what is there is not stored again"
 
 
