@@ -105,7 +105,7 @@ mutants: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict radix tiers
+	$(BIN)/mypy --strict radix tiers bench
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(PYTEST) -q tests/tidy

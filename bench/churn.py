@@ -55,7 +55,8 @@ class ChurnedTier:
             folder, limit_bytes=sizes["limit_bytes"], segment_bytes=sizes["segment_bytes"]
         )
         self._tier.attach(groups, PAGE_BYTES, self._upper)
-        self._count, self._batch = len(rows), sizes["batch_bytes"] // rows.shape[1]
+        self._count = len(rows)
+        self._batch: int = sizes["batch_bytes"] // rows.shape[1]
         self._in_flight = sizes["in_flight"]
         self._rng = np.random.default_rng(3)
         self._runs: list[Slots] = []  # oldest first

@@ -44,7 +44,8 @@ def run_endtoend(sizes: Sizes, place: Place) -> Outcome:
     cases = [(name, name, sizes["block_bytes"]) for name in TRACES]
     small = sizes["small_block_bytes"]
     cases.append((f"conversation, blocks of {small >> 10} KiB", "conversation", small))
-    rounds, facts = Rounds(), {}
+    rounds = Rounds()
+    facts: dict[str, int] = {}
     for _ in range(sizes["rounds"]):
         for label, name, block_bytes in cases:
             report = _replayed(name, block_bytes, sizes, place)

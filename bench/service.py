@@ -115,7 +115,8 @@ def _connected(path: str) -> socket.socket:
 
 
 def _answers(link: socket.socket, count: int) -> list[Frame]:
-    splitter, frames = Splitter(), []
+    splitter = Splitter()
+    frames: list[Frame] = []
     while len(frames) < count:
         frames += splitter.feed(link.recv(65536))
     return frames

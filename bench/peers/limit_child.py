@@ -58,7 +58,7 @@ class LimitTree:
         self._tails.clear()
         self._turns.clear()
         if self._room.nbytes < 4 * capacity_tokens:
-            self._room = memoryview(np.zeros(4 * capacity_tokens, np.uint8))
+            self._room = np.zeros(4 * capacity_tokens, np.uint8).data
         self._used = 0
 
     def _take(self, size: int) -> memoryview:
@@ -133,7 +133,7 @@ class LimitTree:
         """Copies the slots of a leaf out; between two of them lies the leaf itself."""
         clock, size = time.perf_counter_ns, tokens * 4 // self._page * 4
         step = size + 4 * tokens
-        out = memoryview(np.zeros(size, np.uint8))
+        out = np.zeros(size, np.uint8).data
         spans: list[float] = []
         for first in range(0, min(times * step, self._room.nbytes - step + 1), step):
             slots = self._room[first : first + size]

@@ -54,7 +54,7 @@ def _window_allocator() -> Any:
     """The same for a window beside it: a slot of the window has its full slot's number."""
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
-    class Counting(SWATokenToKVPoolAllocator):
+    class Counting(SWATokenToKVPoolAllocator):  # type: ignore[misc]  # the engine has no types here
         device = "cpu"
         page_size = 1
         size = ENDLESS

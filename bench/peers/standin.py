@@ -20,8 +20,17 @@ from importlib.metadata import version
 from typing import Any
 
 # Only where one is not installed; anything else that is missing fails with its name.
-STOOD_IN = ("IPython", "compressed_tensors", "gguf", "openai", "partial_json_parser")
-STOOD_IN += ("sentencepiece", "torchvision", "triton", "tvm_ffi")
+STOOD_IN = (
+    "IPython",
+    "compressed_tensors",
+    "gguf",
+    "openai",
+    "partial_json_parser",
+    "sentencepiece",
+    "torchvision",
+    "triton",
+    "tvm_ffi",
+)
 
 
 class _Absent(type):
@@ -58,7 +67,6 @@ def _absent(name: str) -> Any:
 
 class _AbsentModule(types.ModuleType):
     __version__ = "0"
-    __path__: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bench.peers.child import Work, serve
 from bench.peers.requestwork import RequestWork, Spans
@@ -25,7 +26,7 @@ MOST_TOKENS = 1 << 17
 class VllmBlocks:
     """Its KVCacheManager over one group of full attention."""
 
-    stages = ("hash", "match", "allocate", "free")
+    stages: Sequence[str] = ("hash", "match", "allocate", "free")
 
     def __init__(self) -> None:
         os.environ.update(QUIET)
@@ -44,6 +45,7 @@ class VllmBlocks:
         self._interface, self._dtype = kv_cache_interface, torch.float32
         self._request_of = request.Request
         self._sampling = SamplingParams(max_tokens=1)
+        self._pool: Any = None  # of an environment that is not checked
         self._served = 0
 
     def versions(self) -> Mapping[str, str]:
@@ -75,7 +77,7 @@ class VllmBlocks:
         row: list[int] = tokens.tolist()
         return row
 
-    def _made(self, prompt: list[int], hashed: bool) -> tuple[object, int]:
+    def _made(self, prompt: list[int], hashed: bool) -> tuple[Any, int]:
         """A request, and the ns that its making took: it hashes its blocks while it is made."""
         start = time.perf_counter_ns()
         made = self._request_of(
