@@ -75,17 +75,42 @@ static void pins_add(rdx_tree *t, uint32_t i, uint32_t g, uint32_t from, bool on
     }
 }
 
+/* Asks for the lines of the last counts of node x, if its buffer holds `cap` pages. */
+static void ask_counts(const rdx_tree *t, const node *x, uint32_t g, uint32_t cap) {
+    const uint8_t *row = buffer_base(x->buf) + rdx_pages_bytes(t, cap);
+    const uint8_t *counts = row + 4 * ((size_t)cap * t->pin_row[g] + x->off);
+    uint32_t most = t->rules[g].rule == RDX_RULE_STATE ? 1 : MOST_ASKED;
+    for (uint32_t k = 0, p = x->len; k < most && p; k++, p = p > 16 ? p - 16 : 0) {
+        __builtin_prefetch(counts + 4 * (size_t)(p - 1), 1);
+    }
+}
+
+/* Where the counts stand is known once the buffer's header is there. As a rule the buffer ends with
+ * the node: they are asked for as if it did, so that they need not wait for that. */
 void rdx_pins_ask(const rdx_tree *t, uint32_t i) {
     const node *x = node_at(t, i);
-    for (uint32_t g = 0; t->mixed && x->buf && g < t->groups; g++) {
-        if (!t->pin_row[g]) {
-            continue;
+    if (!t->mixed || !x->buf) {
+        return;
+    }
+    uint32_t likely = x->off + x->len;
+    for (uint32_t g = 0; g < t->groups; g++) {
+        if (t->pin_row[g]) {
+            __builtin_prefetch(cell_at(t, i, g * t->tiers), 1);
+            ask_counts(t, x, g, likely);
         }
-        __builtin_prefetch(cell_at(t, i, g * t->tiers), 1);
-        const uint32_t *pins = pins_at(t, x, g);
-        uint32_t most = t->rules[g].rule == RDX_RULE_STATE ? 1 : MOST_ASKED;
-        for (uint32_t k = 0, p = x->len; k < most && p; k++, p = p > 16 ? p - 16 : 0) {
-            __builtin_prefetch(&pins[p - 1], 1);
+    }
+    for (uint32_t c = 0; c < t->columns; c++) { /* where it stands in its lists, or stood */
+        const cell *k = cell_at(t, i, c);
+        if (k->prev != NIL) {
+            __builtin_prefetch(cell_at(t, k->prev, c), 1);
+        }
+        if (k->next != NIL) {
+            __builtin_prefetch(cell_at(t, k->next, c), 1);
+        }
+    }
+    for (uint32_t g = 0; x->buf->cap != likely && g < t->groups; g++) {
+        if (t->pin_row[g]) {
+            ask_counts(t, x, g, x->buf->cap);
         }
     }
 }

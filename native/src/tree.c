@@ -694,6 +694,7 @@ int rdx_lease_release(rdx_tree *t, uint64_t lease, int stamp) {
         return RDX_ELEASE;
     }
     uint32_t i = l->node;
+    rdx_pins_ask(t, i);
     if (stamp) {
         t->clock++;
         rdx_stamp_since(t, i, l->taken);

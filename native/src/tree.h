@@ -386,7 +386,7 @@ uint32_t rdx_drop_span(rdx_tree *t, uint32_t i, uint32_t column, uint32_t first,
                        int32_t *slots, uint8_t *ids);
 
 /* ---- pins.c */
-/* Asks for the counts at the end of node i, which are changed soon. */
+/* Asks for what a lease or release that ends at node i changes soon: counts, its lists. */
 void rdx_pins_ask(const rdx_tree *t, uint32_t i);
 /* Pins on the pages of a lease whose path ends with node i: put on, or taken off. */
 void rdx_pins_put(rdx_tree *t, const lease_slot *l, uint32_t i);
