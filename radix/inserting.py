@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     number: int
     first: int
     fresh: int
-    marks: list[int]
+    marks: Sequence[int]
     run: Tokens
     pages: object
 

@@ -26,6 +26,7 @@ Spaces: TypeAlias = "Namespace | Sequence[Namespace | None] | None"
 MOST_LEAVE = 1 << 31
 _T = TypeVar("_T")
 _BAD = (CacheError, ValueError, TypeError)
+_UNMARKED: Sequence[int] = ()  # no length beside the end is to be a hit
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -142,26 +143,31 @@ class Stepping(Driven):
         contents: Sequence[object],
     ) -> list[Entry]:
         """What is new of each prompt, checked."""
-        inserting, page = self._inserting, self.page_tokens
+        inserting, page, opaque = self._inserting, self.page_tokens, self.keys.opaque
         checks = inserting.gaps or self._epochs.begun
         entries: list[Entry] = []
         try:
-            for at, lease in enumerate(leases):
-                cursor, run = lease.cursor, int32(prompts[at])
-                first = cursor.pages
-                count = max(0, len(run) // page - first)
-                marks = numbers_of("boundaries", boundaries[at] or ())
-                if marks:
+            for prompt, lease, number, marked, content in zip(
+                prompts, leases, numbers, boundaries, contents, strict=True
+            ):
+                cursor, run = lease.cursor, int32(prompt)
+                first = cursor[2]
+                count = len(run) // page - first
+                if count < 0:
+                    count = 0
+                marks = _UNMARKED
+                if marked:
+                    marks = numbers_of("boundaries", marked)
                     marks = inserting.boundaries(marks, first, first + count)
-                if first and checks:
+                if checks and first:
                     inserting.check_device(lease)
                 pages: Tokens | Keys = run
-                if self.keys.opaque or contents[at] is not None:
-                    chain = self._prompts.behind(cursor, run, contents[at]).chain
-                    if self.keys.opaque:
+                if opaque or content is not None:
+                    chain = self._prompts.behind(cursor, run, content).chain
+                    if opaque:
                         pages = np.empty((first + count, self.keys.page_bytes), np.uint8)
                         pages[first:] = chain.span(run, first, first + count)
-                entries.append(Entry(lease, numbers[at], first, count, marks, run, pages))
+                entries.append(_tuple(Entry, (lease, number, first, count, marks, run, pages)))
         except _BAD as error:
             raise of_request(error, len(entries)) from None
         return entries
