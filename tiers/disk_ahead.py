@@ -37,6 +37,7 @@ class ZeroAhead:
         self._segment = UNLENT
         self._done_bytes = 0
         self._ready: set[int] = set()
+        self._in_vain = -1  # so many segments were lent when none was found
         self._zeros = mmap.mmap(-1, lib.RDX_PIECE_BYTES if self._enabled else mmap.PAGESIZE)
         self._view = ffi.from_buffer(self._zeros)
 
@@ -47,7 +48,7 @@ class ZeroAhead:
         return ahead * self._slab.segment_bytes + self._done_bytes
 
     def step(self) -> None:
-        """Starts the next piece of work, if there is any. Cost: the segments that are ready."""
+        """Starts the next piece of work, if any. Cost: O(1) while no segment changes hands."""
         if not self._enabled or self.job:
             return
         if self._segment == UNLENT and not self._choose():
@@ -75,14 +76,19 @@ class ZeroAhead:
             self.written_bytes += int(ops["bytes"].sum())
 
     def _choose(self) -> bool:
-        self._ready = {segment for segment in self._ready if self._slab.owner(segment) < 0}
-        if len(self._ready) >= max(SEGMENTS_AHEAD, self._slab.stripe):
+        """Holds back the next segment that is not zeroed; whether there is one. A full tier, which
+        is the usual one, is not looked through at every poll.
+        """
+        ready = {segment for segment in self._ready if self._slab.owner(segment) < 0}
+        if self._slab.lent == self._in_vain and len(ready) == len(self._ready):
             return False
-        for segment in range(self._slab.segments):
-            if segment not in self._ready and self._slab.owner(segment) == UNLENT:
-                if self._slab.hold(segment):
-                    self._segment = segment
-                return self._segment == segment
+        self._ready = ready
+        if len(self._ready) < max(SEGMENTS_AHEAD, self._slab.stripe):
+            segment = self._slab.first_unlent(self._ready)
+            if segment != UNLENT and self._slab.hold(segment):
+                self._segment = segment
+                return True
+        self._in_vain = self._slab.lent
         return False
 
     def ended(self, status: int) -> None:

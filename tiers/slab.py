@@ -18,7 +18,7 @@ reserved together lies on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,8 +59,8 @@ class SlabAllocator:
 
     Take: ``reserve``, ``adopt``, ``claim``. Move on: ``commit``, ``abort``, ``free``, ``fence``,
     ``quarantine``, ``lift``. Ask: ``capacity``, ``available``, ``count``, ``place``, ``lent``,
-    ``lent_bytes``. Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``.
-    Prove: ``check``.
+    ``lent_bytes``. Segments: ``trim``, ``release``, ``changes``, ``ban``, ``hold``, ``unhold``,
+    ``first_unlent``. Prove: ``check``.
 
     Each class is sure of one segment: the others can neither take its last one nor the one that
     it has yet to get. All else goes to who asks first.
@@ -308,6 +308,13 @@ class SlabAllocator:
         for segment in idle:
             self.release(int(segment))
         return len(idle)
+
+    def first_unlent(self, besides: Collection[int]) -> int:
+        """The first segment within the limit that nobody has and ``besides`` does not name;
+        ``UNLENT`` where there is none. Cost: the segments, no Python for each.
+        """
+        unlent = np.flatnonzero(self._owner[: self.segments] == UNLENT)[: len(besides) + 1]
+        return next((at for at in unlent.tolist() if at not in besides), UNLENT)
 
     def hold(self, segment: int) -> bool:
         """Keeps an unlent segment from being lent; False where it is needed or not unlent."""
