@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from radix.arguments import at_least_one
-from radix.engines.options import chosen, secret_in, share, text
+from radix.engines.options import chosen, share, text
+from radix.engines.service_options import check_service, service_in
 from radix.errors import UnsupportedError
 from radix.policy.eviction import check_policy
 from radix.service.backend import Service
@@ -91,31 +92,15 @@ class Options:
         self._check_service()
 
     def _check_service(self) -> None:
-        text("tenant", self.tenant)
-        if self.secret_file is not None:
-            text("secret_file", self.secret_file, empty=False)
         if isinstance(self.wait_s, bool) or not isinstance(self.wait_s, int | float):
             raise TypeError(f"wait_s must be a number, not {self.wait_s!r}")
         if not 0 <= self.wait_s < math.inf:
             raise ValueError(f"wait_s must be 0 or more seconds, not {self.wait_s}")
-        if self.service is not None:
-            text("service", self.service, empty=False)
-            self._service(None)
-        elif self.wait_s or self.tenant or self.secret_file is not None or self.pool_bytes:
-            raise ValueError("wait_s, tenant, secret_file and pool_bytes need a service")
-
-    def _service(self, secret: bytes | None) -> Service:
-        return Service(
-            self.service or "",
-            tenant=self.tenant,
-            secret=secret,
-            timeout_s=self.timeout_s,
-            pool_bytes=self.pool_bytes,
-        )
+        check_service(self, wait_s=self.wait_s)
 
     def where(self) -> Service | None:
         """The service, None without one. ``OSError`` where the secret cannot be read."""
-        return None if self.service is None else self._service(secret_in(self.secret_file))
+        return service_in(self)
 
     @property
     def lasting(self) -> str:

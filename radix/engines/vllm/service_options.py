@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radix.arguments import patience_of
 from radix.engines.options import chosen, one_of, secret_in, text
+from radix.engines.service_options import ELSEWHERE, check_service
 from radix.engines.vllm.disk_options import AFTER_RESET, ENGINE_KEYS
-
-# What other tiers call the same thing.
-_ELSEWHERE = {"socket": "service", "address": "service", "url": "service", "host_bytes": "service"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +33,9 @@ class ServiceOptions:
 
     def __post_init__(self) -> None:
         text("service", self.service, empty=False)
-        text("tenant", self.tenant)
+        check_service(self)
         text("revision", self.revision)
         one_of("after_reset", self.after_reset, AFTER_RESET)
-        patience_of("timeout_s", self.timeout_s)
-        if self.secret_file is not None:
-            text("secret_file", self.secret_file, empty=False)
-        if type(self.pool_bytes) is not int or self.pool_bytes < 0:
-            raise ValueError(f"pool_bytes must be an integer from 0, not {self.pool_bytes!r}")
 
     @property
     def secret(self) -> bytes | None:
@@ -57,7 +49,7 @@ class ServiceOptions:
             **chosen(
                 *(cls, given, "the entry of RadixServiceTier"),
                 engine=ENGINE_KEYS,
-                elsewhere=_ELSEWHERE,
+                elsewhere=ELSEWHERE,
                 needed=("service",),
             )
         )
