@@ -177,11 +177,16 @@ class Inserting:
     def needed(
         self, rows: Sequence[Slots], first: int, boundaries: Sequence[int]
     ) -> tuple[list[Slots], list[Slots]]:
-        """The engine's rows without what is not to be kept, and, by group, those slots."""
+        """The engine's rows without what is not to be kept, and, by group, those slots.
+        ``ValueError`` where one lacks a block of a group of which every block is needed.
+        """
         kept: list[Slots] = []
         spare: list[Slots] = []
-        for rule, row in zip(self.residency.rules, rows, strict=True):
+        for group, (rule, row) in enumerate(zip(self.residency.rules, rows, strict=True)):
             mask = self.wanted(rule, first, first + len(row), boundaries)
+            if rule.everywhere and (lacking := np.flatnonzero(mask & (row == NO_SLOT))).size:
+                page = first + int(lacking[0])
+                raise ValueError(f"slots[{group}]: none at page {page}, where a needed block ends")
             kept.append(np.where(mask, row, np.int32(NO_SLOT)).astype(np.int32))
             spare.append(row[~mask & (row != NO_SLOT)])
         return kept, spare
@@ -291,9 +296,10 @@ class Inserting:
     def check_device(self, lease: Lease) -> None:
         """``LeaseError`` where a lease ends behind what the first tier holds."""
         for group, rule in enumerate(self.residency.rules):
-            if not rule.everywhere or rule.block_pages > 1 or rule.lookahead_pages:
-                continue
-            if self.residency.slots(lease.cursor, group, 0, lease.pages - 1, 1)[0] == NO_SLOT:
+            last = lease.pages // rule.block_pages * rule.block_pages - 1
+            if not rule.everywhere or last < rule.lookahead_pages:
+                continue  # no block of it has to stand there
+            if self.residency.slots(lease.cursor, group, 0, last, 1)[0] == NO_SLOT:
                 raise LeaseError(
                     f"the lease ends at page {lease.pages}, which the first tier does not hold"
                 )
@@ -361,7 +367,12 @@ class Inserting:
                 room = max(0, error.free + error.evictable)
                 raise of_request(error, int(np.searchsorted(sums, room, "right"))) from None
         found: list[Slots] = []
+        tree, pins = self.residency.tree, []
         try:
+            for entry, at in zip(entries, ends, strict=True):
+                if entry.fresh and at.pages > entry.first:
+                    # what one prompt finds there must not go for another's room
+                    pins.append(tree.lease(at, 0)[0])
             for entry, at in zip(entries, ends, strict=True):
                 first, last = entry.first, entry.first + entry.fresh
                 rows = self.reserve(first, last, entry.marks, at).slots if entry.fresh else _NONE
@@ -372,6 +383,9 @@ class Inserting:
             if isinstance(error, CapacityError):
                 raise of_request(error, len(found)) from None
             raise
+        finally:
+            for pin in pins:
+                tree.release(pin, stamp=False)
         return np.concatenate(found) if found else _NONE
 
     def _give_all(self, entry: Entry, row: Slots) -> None:
