@@ -30,12 +30,20 @@ class Engine:
         self._asked = 0
 
     def do_generate(
-        self, prompts: list[list[int]], max_tokens: int, logprobs: int | None, salt: str | None
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        logprobs: int | None,
+        salt: str | None,
+        hints: Any,
     ) -> list[dict[str, Any]]:
         """Generate greedily for all prompts together, and say what of each came from a cache."""
         started = time.monotonic()
         asked = [self._prompt(prompt, salt) for prompt in prompts]
-        found = self._llm.generate(asked, self._sampling(max_tokens, logprobs), use_tqdm=False)
+        sampling = self._sampling(max_tokens, logprobs)
+        if hints is not None:
+            sampling.extra_args = {"kv_transfer_params": {"radix_hints": hints}}
+        found = self._llm.generate(asked, sampling, use_tqdm=False)
         spent = time.monotonic() - started
         return [_told(output, spent) for output in found]
 

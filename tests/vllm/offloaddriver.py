@@ -20,6 +20,14 @@ from tests.vllm.offloadrig import HIT, PENDING, OffloadRig, content, context_of,
 
 WINDOW = 2
 MOST_DEFERRALS = 60
+# What requests say of their blocks, good and bad, most of them nothing.
+SAID: tuple[object, ...] = (
+    *(None,) * 5,
+    {"ended": True},
+    {"keep_for": 5, "priority": 7},
+    {"expects_return": 2.5},
+    {"priority": 1000},
+)
 THREE = [RequestState.GENERATION_DONE, RequestState.FINALIZED, RequestState.RELEASED]
 
 
@@ -58,6 +66,7 @@ class Driver:
     ) -> None:
         self.seed, self.version, self.groups, self.canary = seed, version, groups, canary
         self.chance = random.Random(seed)
+        self.saying = random.Random(seed)
         self.folder = folder if self.chance.random() < 0.8 else None
         self.host_blocks = self.chance.choice([6, 8, 12, 20]) * groups
         self.weights = self.now = self.names = self.loaded = self.swallowed = 0
@@ -77,6 +86,7 @@ class Driver:
             groups=self.groups,
             events=self.chance.random() < 0.3,
             canary=self.canary,
+            policy=("lru", "priority")[self.seed // 2 % 2],
         )
 
     def require(self, holds: bool, what: str) -> None:
@@ -95,7 +105,8 @@ class Driver:
         chain = self._chain()
         self.names += 1
         keys = [key_of(n, g) for g in range(self.groups) for n in chain]
-        request = Request(context_of(f"q{self.names}", keys), chain, stored=[0] * self.groups)
+        context = context_of(f"q{self.names}", keys, hints=self.saying.choice(SAID))
+        request = Request(context, chain, stored=[0] * self.groups)
         self.rig.offload.on_new_request(request.context)
         self.requests.append(request)
 

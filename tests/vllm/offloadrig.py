@@ -14,6 +14,7 @@ import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, TierFilter
 
 from radix._native import ffi
+from radix.engines.hinting import KEY
 from radix.engines.vllm.geometry import Geometry
 from radix.engines.vllm.offload import Offload
 from radix.engines.vllm.options import Options
@@ -53,10 +54,15 @@ def content(key: bytes, weights: int = 0, size: int = BLOCK) -> np.ndarray:
 
 
 def context_of(
-    name: str, keys: Sequence[bytes] = (), *, tiers: TierFilter = TierFilter.ALL
+    name: str,
+    keys: Sequence[bytes] = (),
+    *,
+    tiers: TierFilter = TierFilter.ALL,
+    hints: object = None,
 ) -> ReqContext:
-    """A request whose blocks, in each group, are ``keys`` in this order."""
-    context = ReqContext(name, load_tier_filter=tiers)
+    """A request whose blocks, in each group, are ``keys`` in this order; what it says of them."""
+    params = None if hints is None else {KEY: hints}
+    context = ReqContext(name, params, load_tier_filter=tiers)
     seen: dict[bytes, int] = {}
     for key in keys:
         seen[key[-4:]] = seen.get(key[-4:], 0) + 1
@@ -65,7 +71,9 @@ def context_of(
 
 
 class OffloadRig:
-    """``offload`` over ``host_blocks`` blocks of host memory, and a directory if one is given."""
+    """``offload`` over ``host_blocks`` blocks of host memory, and a directory if one is given.
+    ``now_s``: what time it is; nobody else moves it.
+    """
 
     def __init__(
         self,
@@ -84,8 +92,14 @@ class OffloadRig:
             below = [DiskTier(directory, limit_bytes=DISK_BYTES, segment_bytes=SEGMENT_BYTES)]
         self.geometry = Geometry(1, 1, tuple(range(groups)), ((BLOCK,),) * groups)
         self.host = HostTier(host_bytes, segment_bytes=BLOCK if groups > 1 else None)
+        self.now_s = 1
         self.store = FlatStore(
-            self.geometry.groups(), [self.host, *below], key_bytes=32, events=events
+            self.geometry.groups(),
+            [self.host, *below],
+            key_bytes=32,
+            policy=options.get("policy", "lru"),
+            events=events,
+            clock=lambda: self.now_s * 10**9,
         )
         self.offload = Offload(
             store=self.store,

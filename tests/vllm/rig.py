@@ -169,14 +169,18 @@ class Engine:
         *,
         logprobs: bool = False,
         salt: str | None = None,
+        hints: object = None,
     ) -> list[Outcome]:
-        """Run all prompts together, greedily, to the end; one outcome each, in order."""
+        """Run all prompts together, greedily, to the end; one outcome each, in order. ``hints``:
+        what each request says of its blocks.
+        """
         answers = self._ask(
             "generate",
             prompts=[list(one) for one in prompts],
             max_tokens=max_tokens,
             logprobs=0 if logprobs else None,
             salt=salt,
+            hints=hints,
         )
         return [
             Outcome(

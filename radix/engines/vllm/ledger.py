@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from radix.engines.vllm.blocks import Blocks
 from radix.engines.vllm.canary import Comparison
+from radix.engines.vllm.hinted import Hinted
 from radix.engines.vllm.lives import Life, Lives
 from radix.keysets import FlatLease, Mask, Reservation
 from radix.metrics import Metrics
@@ -56,8 +57,9 @@ class Ledger:
     ``lift``. Ask: ``filling``, ``draining``.
     """
 
-    def __init__(self, blocks: Blocks, lives: Lives, metrics: Metrics) -> None:
+    def __init__(self, blocks: Blocks, lives: Lives, hinted: Hinted, metrics: Metrics) -> None:
         self._blocks = blocks
+        self._hinted = hinted
         self._lives = lives
         self._metrics = metrics
         self.filling: dict[bytes, Filling] = {}
@@ -112,6 +114,7 @@ class Ledger:
         store = self._blocks.store
         for part, good in zip(filling.parts, filling.good, strict=True):
             store.commit(part, good)
+            self._hinted.stored(filling.life, part, good)
         for check in filling.checks:
             check.end()
         self._lives.ended(filling.life)
@@ -134,7 +137,9 @@ class Ledger:
         reading.left -= done
         if not reading.left:
             self._forget(reading)
-            reading.lease.release()
+            # After its end this is no use of the blocks: what it said of them is said again.
+            said = life.hints if life.finished else None
+            self._blocks.store.release(reading.lease, hints=said)
             self._lives.ended(life)
 
     def _forget(self, reading: Reading) -> None:

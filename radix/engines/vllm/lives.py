@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radix.events import RequestState
+from radix.hints import Hints
 from radix.keysets import FlatLease
 from radix.metrics import Metrics
 
@@ -29,7 +30,7 @@ class Life:
     until it has asked again; ``due``: the step in which they go whether it has or not.
     ``far``: those of them that another engine had stored. ``sought``: keys that were asked for
     where several store, and when; ``since``: the first. ``refused``: keys that the canary answered
-    as missing.
+    as missing. ``hints``: what it says; ``used``: the blocks that it is said of, where each stands.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Life:
     sought: dict[bytes, float] = field(default_factory=dict)
     since: float = 0.0
     refused: set[bytes] = field(default_factory=set)
+    hints: Hints | None = None
+    used: dict[bytes, int] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

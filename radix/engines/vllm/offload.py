@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
     OffloadingManager,
+    OffloadPolicy,
     PrepareStoreOutput,
     RequestOffloadingContext,
     TierFilter,
@@ -31,6 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from radix.engines.vllm.blocks import HOST, Blocks
 from radix.engines.vllm.canary import Canary, Comparison, types_of
 from radix.engines.vllm.geometry import Geometry
+from radix.engines.vllm.hinted import Hinted
 from radix.engines.vllm.identity import GROUP_BYTES, KEY_BYTES
 from radix.engines.vllm.ledger import Ledger, Where, order_of
 from radix.engines.vllm.lives import Life, Lives
@@ -88,7 +90,8 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         self._pins = Pins(self._blocks, geometry.group_ids)
         self._promotions = Promotions(self._blocks, self.lives, self.metrics)
         self._seeking = Seeking(self._blocks, options.wait_s)
-        self._ledger = Ledger(self._blocks, self.lives, self.metrics)
+        self._hinted = Hinted(self._blocks, self.metrics)
+        self._ledger = Ledger(self._blocks, self.lives, self._hinted, self.metrics)
         self._canary = Canary(
             self._blocks,
             self.metrics,
@@ -111,11 +114,14 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
 
     # ------------------------------------------------------------ requests
     def on_new_request(self, req_context: Any) -> Any:
-        """A request came; its blocks are offered as they are computed."""
+        """A request came; its blocks are offered as they are computed. Of one that says hints all
+        are, those that were on the device before included: else nobody would name them.
+        """
         if self._namespace is not None:
             self._begin(self._namespace())
             self._namespace = None
-        self.lives.of(req_context)
+        if self._hinted.begin(self.lives.of(req_context), req_context):
+            return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
         return RequestOffloadingContext()
 
     def _begin(self, space: Namespace) -> None:
@@ -126,6 +132,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
         """Nothing more will be stored or loaded for a request; ends of jobs may follow."""
         life = self.lives.of(req_context)
         self._promotions.leave(life)
+        self._hinted.end(life)
         self.lives.finish(life)
 
     # ------------------------------------------------------------ looking
@@ -251,6 +258,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             missing = listed[int(np.argmin(slots))].hex()
             raise InvariantError("I19", f"{missing} was not answered as a hit in this step")
         self._ledger.read(life, listed, lease)
+        self._hinted.use(life, names, positions)
         self._promotions.release(life)
         self._count_loaded(life, listed)
         return Slots(groups, slots)
@@ -320,6 +328,7 @@ class Offload(OffloadingManager):  # type: ignore[misc]  # the engine's classes 
             for at, check in enumerate(checks):
                 places[check.key] = (-1, at)
                 slots[offered.index(check.key)] = check.scratch.slots[0]
+        self._hinted.use(life, names, positions)
         if places:
             self._ledger.fill(life, parts, places, checks)
         else:

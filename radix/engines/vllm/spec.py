@@ -5,6 +5,7 @@ Keeps no invariant of its own.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,7 @@ class RadixOffloadingSpec(OffloadingSpec):  # type: ignore[misc]  # no types of 
                 key_bytes=identity.KEY_BYTES,
                 policy=options.policy,
                 events=bool(self.config.enable_kv_cache_events),
+                clock=time.monotonic_ns,
             )
             undo.pop_all()
         return store
