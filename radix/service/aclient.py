@@ -194,10 +194,11 @@ class AsyncClient(AsyncConnected):
         namespace: Namespace | None = None,
         positions: object = None,
         durable: bool = True,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Mask:
         """As ``Client.store``."""
         return await self._run(
-            self.does.store(keys, rows, group, Terms(namespace, positions, durable))
+            self.does.store(keys, rows, group, Terms(namespace, positions, durable, timeout_s))
         )
 
     async def keep(

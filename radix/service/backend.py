@@ -16,8 +16,10 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from radix.arguments import at_least_one, patience_of
 from radix.errors import CacheError
@@ -70,6 +72,26 @@ class Service:
         """Itself, or of an address alone."""
         return cls(given) if isinstance(given, str) else given
 
+    def client(
+        self,
+        groups: Sequence[Group],
+        memory: Sequence[Sequence[npt.NDArray[Any]]] | None = None,
+    ) -> Client:
+        """A connection of its own for a store of these groups, by digests as keys: made at its
+        first call. ``memory``: as of ``Client``.
+        """
+        return Client(
+            self.address,
+            groups,
+            key_bytes=HASHED_BYTES,
+            memory=memory,
+            tenant=self.tenant,
+            secret=self.secret,
+            tls=self.tls,
+            timeout_s=self.timeout_s,
+            pool_bytes=self.pool_bytes,
+        )
+
     def tier(self, groups: Sequence[Group], namespace: Namespace) -> RemoteTier:
         """The last tier of a cache of these groups, named "service". ``namespace``: under which the
         service keeps and shows all of it. A service that does not answer now is no error; one that
@@ -105,21 +127,9 @@ class ServiceBackend:
         self._sizes = sorted(HEADER_BYTES + size for size in sizes)
         self._service = service
         self._namespace = namespace
-        self._reading, self._writing = self._client(), self._client()
+        values = [Group.full(f"value-{size}", size) for size in self._sizes]
+        self._reading, self._writing = service.client(values), service.client(values)
         self._epochs: dict[str, bytes] = {}
-
-    def _client(self) -> Client:
-        service = self._service
-        return Client(
-            service.address,
-            [Group.full(f"value-{size}", size) for size in self._sizes],
-            key_bytes=HASHED_BYTES,
-            tenant=service.tenant,
-            secret=service.secret,
-            tls=service.tls,
-            timeout_s=service.timeout_s,
-            pool_bytes=service.pool_bytes,
-        )
 
     @property
     def url(self) -> str:

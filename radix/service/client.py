@@ -227,9 +227,12 @@ class Client(Connected):
         namespace: Namespace | None = None,
         positions: object = None,
         durable: bool = True,
+        timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Mask:
         """Copies rows of the engine's memory down; which of the keys are kept: as ``write``."""
-        return self._run(self.does.store(keys, rows, group, Terms(namespace, positions, durable)))
+        return self._run(
+            self.does.store(keys, rows, group, Terms(namespace, positions, durable, timeout_s))
+        )
 
     def keep(
         self,

@@ -108,7 +108,7 @@ class Operations:
         self.local = local
         self._memory = None if memory is None else memory_planes(memory, self.groups)
         self._kept = memory  # whose bytes the planes name
-        self._rows = 0 if memory is None else min(len(arrays[0]) for arrays in memory)
+        self._rows = [len(arrays[0]) for arrays in memory or ()]
 
     def group(self, group: object) -> int:
         """The number of a group. ``ValueError`` beyond them."""
@@ -117,9 +117,9 @@ class Operations:
     def _lent(self, rows: object, count: int, group: int) -> tuple[Slots, Planes]:
         if self._memory is None:
             raise RequestError("rows: the client was made without memory")
-        lent = slots_of("rows", rows)
-        if len(lent) != count or (count and int(lent.max()) >= self._rows):
-            raise ValueError(f"rows must be {count} rows below {self._rows}, one a key")
+        lent, most = slots_of("rows", rows), self._rows[group]
+        if len(lent) != count or (count and int(lent.max()) >= most):
+            raise ValueError(f"rows must be {count} rows below {most}, one a key")
         return lent, self._memory[group]
 
     def _pieces(self, count: int, group: int, most: int) -> Iterator[slice]:

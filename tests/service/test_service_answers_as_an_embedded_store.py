@@ -89,6 +89,24 @@ def test_blocks_of_any_sizes_come_back_as_they_went(
         client.reset()
 
 
+@pytest.mark.parametrize("made", [local, over_tcp])
+def test_groups_lend_as_many_rows_as_each_has(service: Service, made: Any) -> None:
+    """Fault: a client held the rows of every group against those of the group that lends the
+    fewest, so that of an engine with pools of several sizes the larger ones were refused.
+    """
+    groups = [Group.full("many", SIZE), Group.full("few", SIZE)]
+    names: list[object] = [f"rows {made.__name__} {i}" for i in range(8)]
+    many, few = contents(names), np.zeros((2, SIZE), np.uint8)
+    with made(service, groups=groups, memory=[[many], [few]]) as client:
+        assert client.store(keys_of(names), np.arange(8)).all()
+        many[:] = 0
+        assert client.load(keys_of(names), np.arange(8)).all()
+        assert (many == contents(names)).all()
+        with pytest.raises(ValueError, match="rows must be 1 rows below 2"):
+            client.load(keys_of(names[:1]), [2], 1)
+        client.reset()
+
+
 def test_a_lease_shows_blocks_without_a_copy_and_ends_once(service: Service) -> None:
     names: list[object] = [f"lease {i}" for i in range(8)]
     keys = keys_of(names)
