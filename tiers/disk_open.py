@@ -40,7 +40,8 @@ from tiers.format import (
     sync_file,
     write_format,
 )
-from tiers.lmdb_index import LmdbIndex
+from tiers.index_pages import damage_of
+from tiers.lmdb_index import DAMAGED, UNREADABLE, LmdbIndex
 from tiers.lmdb_index import Records as Rows
 from tiers.slab import ALIGNMENT_BYTES, SEGMENT_BYTES, SlabAllocator, stride_bytes
 from tiers.slab_files import SlabFiles, has_direct_io
@@ -49,7 +50,6 @@ from tiers.views import runs_of
 _LOG = logging.getLogger("tiers.disk")
 REMOVE_CHUNK = 4096
 MOST_PIECES = 32  # bits of ``present`` in a record
-UNREADABLE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,20 +305,27 @@ class _Opening:
 
 
 def _read_or_start_cold(opening: _Opening) -> OpenDisk:
-    """What the index holds; one that LMDB itself cannot read is removed: this is a cache."""
-    try:
-        return _read_index(opening)
-    except UNREADABLE as error:
-        home = opening.config.paths[0]
-        _LOG.warning(
-            "tier %r: the index in %s cannot be read and starts cold: %s",
-            opening.config.name,
-            home,
-            error,
-        )
-        for name in ("data.mdb", "lock.mdb"):
-            (home / name).unlink(missing_ok=True)
-        return _read_index(opening)
+    """What the index holds; one whose pages do not hold together, or that LMDB itself cannot read,
+    is removed: this is a cache.
+    """
+    home = opening.config.paths[0]
+    why: object = damage_of(home / "data.mdb")
+    if (home / DAMAGED).exists():
+        why = why or "LMDB found it damaged when it wrote to it"
+    if not why:
+        try:
+            return _read_index(opening)
+        except UNREADABLE as error:
+            why = error
+    _LOG.warning(
+        "tier %r: the index in %s cannot be read and starts cold: %s",
+        opening.config.name,
+        home,
+        why,
+    )
+    for name in ("data.mdb", "lock.mdb", DAMAGED):
+        (home / name).unlink(missing_ok=True)
+    return _read_index(opening)
 
 
 def _read_index(opening: _Opening) -> OpenDisk:

@@ -24,6 +24,7 @@ import numpy as np
 from radix.errors import TierUnavailableError
 from tiers.description import Description, read_description
 from tiers.format import Geometry, read_format, record_dtype
+from tiers.index_pages import damage_of
 from tiers.lmdb_index import DESCRIPTION, MAX_TABLES, PAGE_BYTES, Ids, Records, guards
 from tiers.views import runs_of
 
@@ -102,6 +103,18 @@ def owner_of(directory: Path) -> Owner | None:
         os.close(descriptor)
 
 
+def check_index(directory: Path) -> None:
+    """``TierUnavailableError`` where the index, which nobody else has open, does not hold together:
+    LMDB would not survive it. Cost: its pages.
+    """
+    try:
+        why = damage_of(directory / "data.mdb")
+    except OSError as error:
+        why = str(error)
+    if why:
+        raise TierUnavailableError(NAME, f"{directory}: its index cannot be read: {why}")
+
+
 class DiskReader:
     """The records of one directory, for reading. ``geometry``, ``owner``, ``description`` (None
     where its last owner was of a version that wrote none), ``epoch``, ``mark`` (the end of the
@@ -122,6 +135,8 @@ class DiskReader:
         self.geometry: Geometry = geometry
         self.version = int(json.loads((directory / "format").read_text())["version"])
         self.owner = owner_of(directory)
+        if self.owner is None:  # an owner looked when it opened it, and changes it all the while
+            check_index(directory)
         self._env: Any = self._open()
         try:
             self._look()

@@ -34,6 +34,8 @@ from tiers.views import Cut, checksums, copy_blocks, cut_planes, run_sums
 PAGE_BYTES = 4096
 MAX_TABLES = 128
 DESCRIPTION = b"description"  # in the table of states
+DAMAGED = "damaged"  # a file beside an index that LMDB found damaged: it starts cold next time
+UNREADABLE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 SCAN_CHUNK = 200  # values alive at once: more of them cost the memory allocator time
 Records = npt.NDArray[np.void]
 Ids = npt.NDArray[np.uint64]
@@ -216,8 +218,19 @@ class LmdbIndex:
     ) -> None:
         """One durable transaction: all removals, all additions, in this order, or nothing.
 
-        Cost: the records, and a sync of the file. Raises ``lmdb.Error``, ``OSError``.
+        Cost: the records, and a sync of the file. Raises ``lmdb.Error``, ``OSError``; an index that
+        is damaged is marked, because every later commit would fail at the same place.
         """
+        try:
+            self._commit(additions, removals, namespaces)
+        except UNREADABLE:
+            with contextlib.suppress(OSError):
+                (self._directory / DAMAGED).touch(0o600)
+            raise
+
+    def _commit(
+        self, additions: Sequence[Additions], removals: Ids, namespaces: dict[int, bytes]
+    ) -> None:
         self.hook("begin")
         txn = self._env.begin(write=True)
         try:

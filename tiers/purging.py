@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from radix.errors import TierUnavailableError
 from tiers.format import DirectoryLock
-from tiers.inspection import NAME, DiskReader, in_order
+from tiers.inspection import NAME, DiskReader, check_index, in_order
 from tiers.lmdb_index import MAX_TABLES
 from tiers.slab import stride_bytes
 from tiers.slab_files import SlabFiles
@@ -62,6 +62,7 @@ def purge_disk(
     with ExitStack() as held:
         for path in ordered:
             held.callback(DirectoryLock(path, NAME).release)
+        check_index(ordered[0])
         with DiskReader(ordered[0]) as reader:
             reader.check_paths(ordered, whole=True)
             found = _choose(reader, chosen)
