@@ -10,6 +10,7 @@ import secrets
 import select
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,7 @@ class Link:
         self.closed = False
         self.cut = False  # by the service: what was asked last was not answered late, but never
         self.pid = os.getpid()
+        self._looking = threading.Lock()  # one at a time looks, and at no descriptor that ended
         try:
             self.socket = _connect(address, who, timeout_s)
         except ssl.SSLError as error:
@@ -179,9 +181,8 @@ class Link:
         """Whether the service has not closed the connection: as long as it has not, nothing that is
         leased through it was given to another. Cost: one call of the kernel.
         """
-        if self.closed:
-            return False
-        return not self._watch.poll(0)
+        with self._looking:
+            return not self.closed and not self._watch.poll(0)
 
     def close(self) -> None:
         """Ends the connection, and with it all that it holds. Idempotent."""
@@ -189,7 +190,8 @@ class Link:
         for descriptor in self.files():
             os.close(descriptor)
         if hasattr(self, "socket"):
-            self.socket.close()
+            with self._looking:
+                self.socket.close()
 
 
 def rights_in(rights: list[tuple[int, int, bytes]]) -> list[int]:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from radix.groups import Group, Retention
 from radix.keys import Namespace
 from radix.service import AsyncClient, Client, ServiceLimitError
 from tests.service.rig import GROUPS, SIZE, Service, content, contents, keys_of
+from tests.servicerig import together
 
 SECRET = "a secret of thirty-two bytes, yes"
 
@@ -332,6 +334,28 @@ def test_random_clients_read_what_was_written_or_miss(service: Service) -> None:
     if failures:
         raise failures[0]
     service.check()
+
+
+def test_threads_of_one_client_load_at_once(service: Service) -> None:
+    """Fault: of two threads that looked at once whether what they had copied was still leased, one
+    raised RuntimeError. Mechanism: the poll object of a connection takes one caller at a time.
+    Source: the storage of SGLang, three threads over a service.
+    """
+    names: list[object] = [f"at once {i}" for i in range(4)]
+    keys, memory = keys_of(names), np.zeros((12, SIZE), np.uint8)
+    with local(service, memory=[[memory]]) as client:
+        assert client.write(keys, contents(names)).all()
+
+        def load(first: int) -> None:
+            rows = np.arange(first, first + 4)
+            with client.lease(keys=keys) as leased:
+                for _ in range(20_000):
+                    assert leased.intact()
+                for _ in range(50):
+                    assert client.load(keys, rows).all()
+
+        together(*(partial(load, first) for first in (0, 4, 8)))
+    assert (memory == contents([*names, *names, *names])).all()
 
 
 def test_the_folder_of_the_disk_is_its_owners_alone(service: Service) -> None:
