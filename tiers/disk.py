@@ -178,9 +178,10 @@ class DiskTier(PooledTier):
         self._open_or_raise()
         if self._groups:
             try:
-                self._disk.index.renew()
+                self._disk.index.renew(self._disk.index.epoch + 1)
             except (lmdb.Error, OSError) as error:
                 raise TierUnavailableError(self.name, f"no new epoch: {error}") from error
+            self._disk.say_epoch(self._config)
 
     def flush(self) -> None:
         """Returns once every store and removal that was started is durable or has failed."""

@@ -7,7 +7,6 @@ at every reopening, and leaves nothing behind where it fails.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import shutil
@@ -24,6 +23,7 @@ from radix.groups import Group
 from radix.tier import Records, Restored
 from tiers.description import write_description
 from tiers.disk_books import DiskBooks, headroom_blocks
+from tiers.disk_directories import take_directories, write_formats
 from tiers.disk_survivors import columns_of, newest_alone, sound, within_limit
 from tiers.format import (
     HAS_PAGES,
@@ -69,6 +69,7 @@ class OpenDisk:
     """A disk tier that is open. ``dropped``: entries found that could not be kept."""
 
     dtype: np.dtype[np.void]
+    geometry: Geometry
     plan: SpacePlan
     locks: tuple[DirectoryLock, ...]
     index: LmdbIndex
@@ -78,6 +79,15 @@ class OpenDisk:
     restored: tuple[Restored, ...]
     next_id: int
     dropped: int
+
+    def say_epoch(self, config: DiskConfig) -> None:
+        """Says in each path which epoch is in force; one that does not take it is passed over."""
+        for number, directory in enumerate(config.paths):
+            if number not in self.files.failed:
+                try:
+                    write_format(directory, self.geometry, number, self.index.epoch)
+                except OSError as error:
+                    _LOG.warning("tier %r: path %s: %s", config.name, directory, error)
 
     def close(self) -> None:
         """Closes files and index, then gives the directories back. Nothing may run."""
@@ -154,12 +164,10 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
     geometry, plan, fresh = _plan(config, groups, dtype)
     with contextlib.ExitStack() as undo:
         try:
-            locks, failed = _take_directories(config, geometry, undo, fresh)
+            locks, failed = take_directories(config.name, config.paths, geometry, undo, fresh)
             # Between the first look and the lock another owner may have written it.
             geometry, plan, fresh = _plan(config, groups, dtype)
-            for number, directory in enumerate(config.paths):
-                if number not in failed:
-                    write_format(directory, geometry, number)
+            epoch = write_formats(config.paths, geometry, failed)
             aligned = all(_takes_whole_pages(group) for group in groups)
             used = [path for number, path in enumerate(config.paths) if number not in failed]
             direct = config.payload == "slab" and aligned and all(map(has_direct_io, used))
@@ -167,9 +175,12 @@ def open_disk(config: DiskConfig, groups: tuple[Group, ...], page_bytes: int) ->
             files.failed |= failed
             undo.callback(files.close)
             mark = fingerprint(groups, page_bytes, geometry)
-            opening = _Opening(config, groups, page_bytes, dtype, plan, mark, files, locks)
+            opening = _Opening(
+                config, groups, page_bytes, dtype, geometry, plan, mark, files, locks, epoch
+            )
             opened = _read_or_start_cold(opening)
             undo.callback(opened.index.close)
+            opened.say_epoch(config)
             # Syncing a file does not make its name durable; these may be of a process that died.
             for directory in used:
                 sync_directory(directory)
@@ -199,109 +210,23 @@ def _plan(
     return geometry, plan, found is None
 
 
-def _take_directories(
-    config: DiskConfig, geometry: Geometry, undo: contextlib.ExitStack, fresh: bool
-) -> tuple[tuple[DirectoryLock, ...], set[int]]:
-    """Locks of all paths, and the numbers of paths that cannot be used. The first must be good."""
-    locks: list[DirectoryLock] = []
-    failed: set[int] = set()
-    for number, directory in enumerate(config.paths):
-        try:
-            locks.append(_take_directory(config, directory, number, geometry, undo, fresh))
-        except (TierUnavailableError, OSError) as error:
-            # A refusal is for the caller to see; a medium that fails costs only its blocks.
-            if isinstance(error, TierUnavailableError) and not isinstance(error.__cause__, OSError):
-                raise
-            if number == 0:
-                raise TierUnavailableError(config.name, f"{directory}: {error}") from error
-            _LOG.warning("tier %r: path %s is out: %s", config.name, directory, error)
-            failed.add(number)
-    return tuple(locks), failed
-
-
-def _take_directory(
-    config: DiskConfig,
-    directory: Path,
-    number: int,
-    geometry: Geometry,
-    undo: contextlib.ExitStack,
-    fresh: bool,
-) -> DirectoryLock:
-    found = read_format(directory, config.name)
-    if number and found and (fresh or found.tier_id != geometry.tier_id):
-        raise TierUnavailableError(
-            config.name, f"{directory} belongs to another tier than {config.paths[0]}"
-        )
-    made = not directory.exists()
-    named_in = _folders_that_get_names(directory, is_new=found is None)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if made:
-        undo.callback(_remove_quietly, directory, everything=True)
-    for folder in named_in:
-        sync_directory(folder)
-    if found is None:
-        _sync_folders_above(directory.parent)
-    if number:
-        has_direct_io(directory)  # an OSError here: nothing can be written
-    had_lock = (directory / "lock").exists()
-    lock = DirectoryLock(directory, config.name)
-    undo.callback(lock.release)
-    if found is None and not made:
-        undo.callback(_remove_quietly, directory, everything=False, keep_lock=had_lock)
-    directory.chmod(0o700)
-    return lock
-
-
-def _folders_that_get_names(directory: Path, *, is_new: bool) -> list[Path]:
-    """The folders, outermost first, that get a new name where ``directory`` is made; of a new tier
-    in any case the one above.
-    """
-    above = itertools.takewhile(lambda folder: not folder.exists(), (directory, *directory.parents))
-    return [folder.parent for folder in above][::-1] or [directory.parent] * is_new
-
-
-def _sync_folders_above(directory: Path) -> None:
-    """Makes the names of ``directory`` and of all folders above it durable, up to where the file
-    system is mounted: who made them may have died before it synced them, or never meant to. One
-    that may not be opened was not made by us.
-    """
-    below = directory.resolve()  # the folders that hold the names, whatever links lead there
-    device = below.stat().st_dev
-    for folder in below.parents:
-        try:
-            if folder.stat().st_dev != device:
-                return
-            sync_directory(folder)
-        except OSError as error:
-            _LOG.debug("the names in %s are as durable as they are: %s", folder, error)
-
-
-def _remove_quietly(directory: Path, *, everything: bool, keep_lock: bool = False) -> None:
-    """Undoes a creation that failed; the first error is the one to report, not this one's."""
-    with contextlib.suppress(OSError):
-        if everything:
-            shutil.rmtree(directory)
-            return
-        for path in directory.iterdir():
-            if path.name != "lost+found" and not (keep_lock and path.name == "lock"):
-                path.unlink()
-
-
 # ---------------------------------------------------------------------- index
 
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """What is settled before the index is read."""
+    """What is settled before the index is read. ``epoch``: the newest that any path says."""
 
     config: DiskConfig
     groups: tuple[Group, ...]
     page_bytes: int
     dtype: np.dtype[np.void]
+    geometry: Geometry
     plan: SpacePlan
     mark: bytes
     files: SlabFiles
     locks: tuple[DirectoryLock, ...]
+    epoch: int
 
 
 def _read_or_start_cold(opening: _Opening) -> OpenDisk:
@@ -331,6 +256,8 @@ def _read_or_start_cold(opening: _Opening) -> OpenDisk:
 def _read_index(opening: _Opening) -> OpenDisk:
     index = _open_index(opening)
     try:
+        if index.epoch < opening.epoch:  # it is of before a reset that other paths have heard of
+            index.renew(opening.epoch)
         opened = _fill(opening, index)
         if index.file_bytes() > opening.plan.map_bytes:
             index.close()
@@ -431,6 +358,7 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
         index.forget_namespaces(used)
     return OpenDisk(
         dtype=opening.dtype,
+        geometry=opening.geometry,
         plan=plan,
         locks=opening.locks,
         index=index,

@@ -53,11 +53,7 @@ def sound(
     """
     group = found["group"].astype(np.int64)
     keep = (group < len(groups)) & (found["slot"] >= 0) & (found["epoch"] == epoch)
-    numbers = found["namespace"].astype(np.int64)
-    known = np.zeros(max(names, default=0) + 1, np.bool_)
-    known[list(names)] = True
-    keep &= numbers < len(known)
-    keep &= known[np.minimum(numbers, len(known) - 1)]
+    keep &= np.isin(found["namespace"], np.array(list(names), np.uint32))
     lengths = np.array([item.block_bytes for item in groups])
     whole = np.array([(1 << item.layout.pieces) - 1 for item in groups])
     group = np.minimum(group, len(groups) - 1)

@@ -352,8 +352,7 @@ class DiskTransfers:
         if not len(good) or records is None:
             self._end_store(move, None)
             return
-        fresh = max(self._numbers.values(), default=0) + 1
-        number = self._numbers.setdefault(records.namespace, fresh)
+        number = self._disk.index.number_for(records.namespace, self._numbers)
         rows = rows_of(
             self._disk.dtype,
             transfer,

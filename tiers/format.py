@@ -3,7 +3,7 @@ owner, the width of a record, and how a byte limit is divided between index and 
 format is refused before anything is touched. Keeps the planning half of I25 (bytes <= limit).
 
     directory/            0700
-      format              name, version, geometry (one line of JSON)
+      format              name, version, geometry, path, epoch (one line of JSON)
       lock                flock of the owner; says who holds it
       data.mdb lock.mdb   LMDB, the source of truth
       slab-0000 ...       segments of blocks (payload="slab"); the only file kind of further paths
@@ -214,6 +214,26 @@ def read_format(directory: Path, tier: str) -> Geometry | None:
         raise TierUnavailableError(tier, f"{path} lacks a field") from None
 
 
+def path_number(directory: Path) -> int:
+    """Which of its tier's paths a directory is, of what its ``format`` file, which was read, says;
+    0 is the first.
+    """
+    return _said(directory, "path")
+
+
+def epoch_said(directory: Path) -> int:
+    """The newest epoch that a directory's ``format`` file, which was read, knows of; 0 where it
+    says none: the first.
+    """
+    return _said(directory, "epoch")
+
+
+def _said(directory: Path, field: str) -> int:
+    fields = json.loads((directory / "format").read_text(encoding="ascii", errors="replace"))
+    number = fields.get(field, 0)
+    return number if isinstance(number, int) and 0 <= number < 1 << 63 else 0
+
+
 def _strangers(directory: Path) -> list[str]:
     """What a directory holds that a tier whose creation was cut short would not have left."""
     try:
@@ -223,10 +243,12 @@ def _strangers(directory: Path) -> list[str]:
     return [name for name in names if name not in ("lock", "format.new", "lost+found")]
 
 
-def write_format(directory: Path, geometry: Geometry, path: int) -> None:
-    """Replaces the format file of path number ``path`` in one step, durably; an equal one stays."""
+def write_format(directory: Path, geometry: Geometry, path: int, epoch: int) -> None:
+    """Replaces the format file of path number ``path`` in one step, durably; an equal one stays.
+    ``epoch``: in force, so that an index of before a reset is known for one.
+    """
     fields = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "lmdb": LMDB_FORMAT, "path": path}
-    fields |= asdict(geometry)
+    fields |= asdict(geometry) | ({"epoch": epoch} if epoch else {})
     text = (json.dumps(fields) + "\n").encode("ascii")
     with contextlib.suppress(FileNotFoundError):
         if (directory / "format").read_bytes() == text:

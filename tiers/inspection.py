@@ -23,7 +23,7 @@ import numpy as np
 
 from radix.errors import TierUnavailableError
 from tiers.description import Description, read_description
-from tiers.format import Geometry, read_format, record_dtype
+from tiers.format import Geometry, path_number, read_format, record_dtype
 from tiers.index_pages import damage_of
 from tiers.lmdb_index import DESCRIPTION, MAX_TABLES, PAGE_BYTES, Ids, Records, guards
 from tiers.views import runs_of
@@ -53,7 +53,7 @@ def directories_in(folder: Path) -> list[Path]:
         level = [entry for each in level for entry in _folders(each)]
         found += [each for each in level if (each / "format").is_file()]
         level = [each for each in level if not (each / "format").is_file()]
-    return sorted(each for each in found if path_number(each) == 0)
+    return sorted(each for each in found if _path_number(each) == 0)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -62,21 +62,18 @@ def _folders(folder: Path) -> list[Path]:
     return []
 
 
-def path_number(directory: Path) -> int:
-    """Which of its tier's paths a directory is, of what its ``format`` file says; 0 is the first.
-
-    Raises ``TierUnavailableError`` where that is no format file.
-    """
+def _path_number(directory: Path) -> int:
+    """Raises ``TierUnavailableError`` for what is no path of a tier."""
     read_format(directory, NAME)
-    return int(json.loads((directory / "format").read_text()).get("path", 0))
+    return path_number(directory)
 
 
 def in_order(paths: Sequence[Path]) -> list[Path]:
     """Paths of a tier, the first of them first. ``TierUnavailableError`` where the first is not
     among them, or one is none.
     """
-    ordered = sorted(paths, key=path_number)
-    numbers = [path_number(path) for path in ordered]
+    ordered = sorted(paths, key=_path_number)
+    numbers = [_path_number(path) for path in ordered]
     if numbers != list(range(len(numbers))):
         what = f"paths {numbers} of a tier: give the first, then the others"
         raise TierUnavailableError(NAME, f"{ordered[0]}: {what}")

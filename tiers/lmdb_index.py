@@ -6,7 +6,7 @@ call. Keeps I25's index half: what a commit names is durable when it returns, al
     table              key                  value
     records-<print>    id, 8 bytes, BE      one packed record (tiers.format.record_dtype)
     payload-<print>    id, 8 bytes, BE      the block (payload="lmdb")
-    namespaces         number, 4 bytes, BE  fingerprint, canonical bytes
+    namespaces         number, 4 bytes, BE  fingerprint, canonical bytes, whence the number
     state              name                 epoch, 8 bytes, LE; the description of the groups
 
 Each layout fingerprint has tables of its own: those of another one are dropped whole at opening.
@@ -15,6 +15,7 @@ Each layout fingerprint has tables of its own: those of another one are dropped 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ DESCRIPTION = b"description"  # in the table of states
 DAMAGED = "damaged"  # a file beside an index that LMDB found damaged: it starts cold next time
 UNREADABLE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError)
 SCAN_CHUNK = 200  # values alive at once: more of them cost the memory allocator time
+LEAST_NUMBER = 1 << 16  # of a namespace; smaller ones are of before they followed from its bytes
+_MOST_NUMBER = (1 << 31) - 1
+_PLACES = 64  # from the first that a namespace may have
 Records = npt.NDArray[np.void]
 Ids = npt.NDArray[np.uint64]
 
@@ -172,14 +176,38 @@ class LmdbIndex:
                 txn.delete(name, db=self._payload)
 
     def namespaces(self) -> dict[int, bytes]:
-        """Canonical bytes of each namespace number of this layout."""
+        """Canonical bytes of each namespace number of this layout. An entry whose bytes are not
+        those that its number follows from is left out: nobody gets the blocks of another.
+        """
         size = len(self._fingerprint)
         with self._reading() as txn, txn.cursor(db=self._namespaces) as cursor:
-            return {
+            found = {
                 int.from_bytes(key, "big"): bytes(value[size:])
                 for key, value in cursor
                 if bytes(value[:size]) == self._fingerprint
             }
+        return {
+            number: canonical
+            for number, canonical in found.items()
+            if number < LEAST_NUMBER or number in self._places(canonical)
+        }
+
+    def number_for(self, canonical: bytes, known: dict[bytes, int]) -> int:
+        """The number of a namespace, entered in ``known`` where it has none yet. It follows from
+        the bytes, so that records that name it never mean another namespace, whatever becomes of
+        the table of them.
+        """
+        if canonical not in known:
+            taken = set(known.values())
+            places = itertools.chain(self._places(canonical), itertools.count(1))
+            known[canonical] = next(number for number in places if number not in taken)
+        return known[canonical]
+
+    def _places(self, canonical: bytes) -> range:
+        digest = hashlib.sha256(self._fingerprint + canonical).digest()
+        most = _MOST_NUMBER - LEAST_NUMBER - _PLACES
+        first = LEAST_NUMBER + int.from_bytes(digest[:8], "little") % most
+        return range(first, first + _PLACES)
 
     def copy_out(
         self, ids: Ids, expected: npt.NDArray[np.uint64], cut: Cut, target: Planes, slots: Slots
@@ -279,14 +307,14 @@ class LmdbIndex:
         with self._env.begin(write=True) as txn:
             txn.put(DESCRIPTION, text, db=self._state)
 
-    def renew(self) -> None:
-        """Begins the next epoch, durably: what has a record of an older one is not found at the
-        next opening. Raises ``lmdb.Error``.
+    def renew(self, epoch: int) -> None:
+        """Begins an epoch, durably: what has a record of another one is not found at the next
+        opening. Raises ``lmdb.Error``.
         """
         self.hook("epoch")
         with self._env.begin(write=True) as txn:
-            txn.put(b"epoch", (self.epoch + 1).to_bytes(8, "little"), db=self._state)
-        self.epoch += 1
+            txn.put(b"epoch", epoch.to_bytes(8, "little"), db=self._state)
+        self.epoch = epoch
 
     def turn_over(self) -> None:
         """Two commits of next to nothing: pages that a commit frees can be written again only by
