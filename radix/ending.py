@@ -27,7 +27,7 @@ from radix.transfers import Transfers
 class Ending:
     """``finish``, ``preempt``; ``close`` and ``retry`` once a poll; ``unpin``. Tell: ``tell``. Ask:
     ``live``, ``cacheable``, ``leases``, ``open``. ``works``: what has not ended, by ``hop``;
-    ``pinned``: what holds leases.
+    ``pinned``: what holds leases; ``unsettled``: what loads, ends, or has stores to offer again.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Ending:
     ) -> None:
         self.works: dict[int, Work] = {}
         self.pinned: dict[int, Work] = {}
+        self.unsettled = keeping.unsettled
         self._residency = residency
         self._transfers = transfers
         self._fences = fences
@@ -174,6 +175,8 @@ class Ending:
         for move, upper in again:
             if not self._transfers.store_again(move, upper, work.hop):
                 work.refused.append((move, upper))
+        if work.state is RequestState.RUNNING and not work.refused:
+            self.unsettled.pop(work.hop, None)
 
     # ------------------------------------------------------------ older epochs
     def outdate(self, work: Work) -> None:
@@ -209,7 +212,11 @@ class Ending:
 
     def tell(self, work: Work, state: RequestState) -> None:
         """Enters a state; its owner hears of it unless it was preempted."""
-        work.state = state
+        work.state, work.rests = state, False
+        if state is RequestState.RELEASED or (state is RequestState.RUNNING and not work.refused):
+            self.unsettled.pop(work.hop, None)
+        else:
+            self.unsettled[work.hop] = work
         if work.quiet:
             return
         self._residency.metrics.add(("request", state.value))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from radix.errors import InvariantError
 from radix.events import Event, KeysDone
 from radix.flatoffers import FlatOffers, Indices
 from radix.flatplans import Climb
@@ -43,16 +44,26 @@ class FlatTransfers(FlatOffers):
     ) -> None:
         super().__init__(residency, clock, namespaces, media, borrowed, events, write, limits)
         self.climbs: dict[int, Climb] = {}
+        self._wanting: dict[int, Climb] = {}  # of these, those that something has changed for
         self._loads: dict[int, tuple[Climb, Indices]] = {}  # by job: which keys
+        # by group: of each row, whether a load under way writes it
+        self._written = [np.zeros(0, np.bool_) for _ in residency.groups]
 
     def writes_to(self, group: int, rows: Slots) -> bool:
-        """Whether a load that is under way writes one of these rows."""
-        return any(
-            climb.rows is not None
-            and climb.group == group
-            and bool(np.isin(climb.rows, rows).any())
-            for climb in self.climbs.values()
-        )
+        """Whether a load that is under way writes one of these rows. Cost: the rows."""
+        written = self._written[group]
+        return bool(written[rows[rows < len(written)]].any())
+
+    def _write(self, climb: Climb, *, on: bool) -> None:
+        """The rows that a climb is lent are written from now on, or no more."""
+        if climb.rows is None or not len(climb.rows):
+            return
+        written, need = self._written[climb.group], int(climb.rows.max()) + 1
+        if need > len(written):
+            grown = np.zeros(max(need, 2 * len(written)), np.bool_)
+            grown[: len(written)] = written
+            self._written[climb.group] = written = grown
+        written[climb.rows] = on
 
     def targets(self, tier: int, group: int) -> Slots:
         """The slots that jobs write in (tier, group)."""
@@ -126,7 +137,8 @@ class FlatTransfers(FlatOffers):
                 fits = self.residency.available(0, group, root)
                 self._settle_keys(climb, (~settled).nonzero()[0][fits:])
             self._settle_keys(climb, settled.nonzero()[0])
-        self.climbs[climb.number] = climb
+        self._write(climb, on=True)
+        self.climbs[climb.number] = self._wanting[climb.number] = climb
         moved, self._moved = self._moved, True  # stays where this raises: what began goes on
         self._advance(climb, where)
         self._moved = moved
@@ -151,6 +163,8 @@ class FlatTransfers(FlatOffers):
         if not waits and climb.number not in self.outstanding:
             self._settle_keys(climb, (~climb.settled).nonzero()[0])
             self._finish(climb)
+        elif (climb.settled | climb.busy).all():
+            del self._wanting[climb.number]  # until one of its jobs has ended
 
     def _rise(self, climb: Climb, left: Indices, where: Slots | None) -> bool:
         """Takes these keys further; whether some must wait for what others do."""
@@ -261,8 +275,26 @@ class FlatTransfers(FlatOffers):
             where = self.residency.where(core, core.find(climb.keys), climb.group)
             climb.good = where == 0
         self._loosen(climb, climb.leases.nonzero()[0])
-        del self.climbs[climb.number]
+        self._write(climb, on=False)
+        del self.climbs[climb.number], self._wanting[climb.number]
         self._events.append(KeysDone(climb.number, climb.good))
+
+    def check(self) -> None:
+        """As of all jobs; and every climb is looked at, or waits for a job of its own, and the rows
+        that count as written are those of climbs. Cost: the jobs and the climbs.
+        """
+        super().check()
+        written = [np.zeros(len(row), np.bool_) for row in self._written]
+        for number, climb in self.climbs.items():
+            rests = number in self.outstanding and bool((climb.settled | climb.busy).all())
+            if number not in self._wanting and not rests:
+                raise InvariantError("I22", f"load {number} can go on, and no poll looks at it")
+            if climb.rows is not None:
+                written[climb.group][climb.rows] = True
+        if not self._wanting.keys() <= self.climbs.keys():
+            raise InvariantError("I22", "a poll looks at a load that has ended")
+        if not all(map(np.array_equal, written, self._written)):
+            raise InvariantError("I22", "rows count as written that no load writes, or do not")
 
     # ------------------------------------------------------------ older epochs
     def void(self, job: Job[FlatMove]) -> None:
@@ -300,14 +332,15 @@ class FlatTransfers(FlatOffers):
         for climb in self.climbs.values():
             climb.settled[:] = True
             self._loosen(climb, np.arange(len(climb.keys)))
+        self._wanting.update(self.climbs)
         self._moved = True
 
     # ------------------------------------------------------------ going on
     def run(self) -> None:
         """Takes every acknowledgement, and further what waited for it. Cost: what ended."""
         self.poll(lambda job, good: None)
-        for late in self.expire().values():
-            self._moved = True
+        for owner, late in self.expire().items():
+            self._stir(owner)
             for job in late:
                 self._give_up(job)
         for _ in range(len(self._waiting)):
@@ -319,8 +352,8 @@ class FlatTransfers(FlatOffers):
             while self._waiting:
                 self._decline(self._waiting.popleft())
         if self._moved:
-            for climb in list(self.climbs.values()):
-                self._advance(climb)
+            for number in sorted(self._wanting):  # the oldest first
+                self._advance(self._wanting[number])
             self._moved = False
         held = {offer.owner for offer in self._waiting}
         for number, good in list(self.offers.items()):
@@ -332,5 +365,11 @@ class FlatTransfers(FlatOffers):
                 self._events.append(KeysDone(number, good))
 
     def _acted(self, job: Job[FlatMove], done: TransferDone) -> Mask:
-        self._moved = True  # whatever becomes of it: who waits for it goes on
+        self._stir(job.owner)  # whatever becomes of it: who waits for it goes on
         return super()._acted(job, done)
+
+    def _stir(self, owner: int) -> None:
+        """Something of this climb's ended, and what it gave up may be what others wait for."""
+        self._moved = True
+        if owner in self.climbs:
+            self._wanting[owner] = self.climbs[owner]

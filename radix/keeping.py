@@ -34,7 +34,8 @@ Pages = npt.NDArray[np.int64]
 
 class Keeping:
     """Ask: ``cuts``. Change: ``snapshot``, ``prepare``, ``insert``, ``keep``, ``settle``,
-    ``quarantine``. ``fenced``: slots of the first tier in quarantine, by group.
+    ``quarantine``. ``fenced``: slots of the first tier in quarantine, by group. ``unsettled``: by
+    ``hop``, the requests that a poll has to look at; the others run, and nothing is due.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Keeping:
         self.top = 0 if self.placed else -1
         rules = residency.rules
         self.fenced: list[set[int]] = [set() for _ in rules]
+        self.unsettled: dict[int, Work] = {}
         self._whole = [group for group, rule in enumerate(rules) if rule.everywhere]
         self.parts = [
             group for group, rule in enumerate(rules) if rule.kept and not rule.everywhere
@@ -352,6 +354,8 @@ class Keeping:
             unless_below=unless_below,
             groups=groups,
         )
+        if work.refused:
+            self.unsettled[work.hop] = work
 
     # ------------------------------------------------------------ as it runs
     def advanced(self, work: Work, before: int, upto: int, reuse: Fence) -> None:

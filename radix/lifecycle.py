@@ -286,6 +286,7 @@ class Work:
     apart: dict[int, int] = field(default_factory=dict)  # leases on the rest of a window, by group
     device_pages: int = 0  # the engine's own hit, where it lends its slots
     short: bool = False  # the hit became shorter, and slots for what follows it are missing
+    rests: bool = False  # all that its hit lacks is coming by its own loads: till one has ended
     settled: bool = False  # the last boundary was kept
     state: RequestState = RequestState.LOADING
     computed: int = 0
@@ -332,6 +333,11 @@ class Work:
     def missing(self) -> bool:
         """Whether the hit needs something that is not in the first tier."""
         return any(bool((held.needed & ~held.here).any()) for held in self.held)
+
+    @property
+    def lacking(self) -> bool:
+        """The same of what none of its own loads brings there."""
+        return any(bool((held.needed & ~held.here & ~held.coming).any()) for held in self.held)
 
     def append(self, tokens: Tokens) -> None:
         """Adds tokens behind the others; grows by doubling."""

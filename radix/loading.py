@@ -201,6 +201,7 @@ class Loading:
             for group in range(len(work.held)):
                 held |= self._advance_group(work, group)
         if self.busy(work) or work.short:
+            work.rests = not (work.short or held or work.lacking)
             return False
         if work.missing and not held:
             self.shorten(work, self._first_missing(work), "load failed")  # nothing will move
@@ -375,8 +376,7 @@ class Loading:
         """
         if page >= work.hit_pages:
             return
-        readable = self.residency.readable()
-        path = self.end(work)
+        readable, path, work.rests = self.residency.readable(), self.end(work), False
         hit, _ = self.residency.tree.joint(path, page, readable)
         hit = max(hit, work.device_pages)
         step = max(1, self.align_tokens // self.page_tokens)

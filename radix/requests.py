@@ -402,14 +402,19 @@ class Requests:
         self._moved = True
         work = self.works.get(job.owner)
         if work is not None and not job.storing:
+            work.rests = False
             self.loading.ended(work, job, arrived)
 
     def stir(self) -> None:
-        """At the next poll every request that loads is looked at."""
+        """At the next poll every request that loads is looked at. Cost: those."""
         self._moved = True
+        for work in self.ending.unsettled.values():
+            work.rests = False
 
     def run(self) -> None:
-        """Once a poll: fences, loads that can go on, stores to offer again, ends."""
+        """Once a poll: fences, loads that can go on, stores to offer again, ends. Cost: those, not
+        the requests that run.
+        """
         try:
             self.fences.run()
         finally:
@@ -419,25 +424,42 @@ class Requests:
         for owner, jobs in self.transfers.expire().items():
             self._moved = True
             if owner in self.works:
+                self.works[owner].rests = False
                 self.loading.gave_up(self.works[owner], jobs)
         moved, self._moved = self._moved, False
-        for work in list(self.works.values()):
-            if work.state is RequestState.LOADING:
-                if moved or work.short:  # slots that it lacks become free without a transfer too
-                    self._advance(work)
-            elif work.state is RequestState.RUNNING:
-                if work.refused:
-                    self.ending.retry(work)
-            else:
-                self.ending.close(work)
+        try:
+            unsettled = self.ending.unsettled
+            for hop in sorted(unsettled):  # the oldest first
+                if hop in unsettled and not unsettled[hop].rests:
+                    self._look_at(unsettled[hop], moved=moved)
+        except BaseException:
+            self._moved = moved  # those behind it go on at the next poll
+            raise
+
+    def _look_at(self, work: Work, *, moved: bool) -> None:
+        if work.state is RequestState.LOADING:
+            if moved or work.short:  # slots that it lacks become free without a transfer too
+                self._advance(work)
+        elif work.state is RequestState.RUNNING:
+            self.ending.retry(work)
+        else:
+            self.ending.close(work)
 
     def check(self) -> None:
         """Page tables name the tree's slots where they are shared (I10); counts are in order (I9).
 
-        Cost: the live requests' pages.
+        Whoever is not at rest is looked at by each poll (I30). Cost: the live requests' pages.
         """
+        unsettled = self.ending.unsettled
+        if not unsettled.keys() <= self.works.keys():
+            raise InvariantError("I30", "a poll looks at a request that has ended")
         for work in self.works.values():
             who = f"request {work.number}"
+            rests = work.state is RequestState.RUNNING and not work.refused
+            if not rests and work.hop not in unsettled:
+                raise InvariantError("I30", f"{who}: no poll looks at it, and it does not rest")
+            if work.rests and not self.loading.busy(work):
+                raise InvariantError("I30", f"{who}: it waits for loads that it has not")
             if not work.computed <= work.told <= work.count or work.hit_pages > work.pages:
                 raise InvariantError("I9", f"{who}: {work.computed} computed of {work.count}")
             if not self.placed or work.stale or work.state not in LIVE:

@@ -87,7 +87,8 @@ class TickTier(PooledTier):
             for item in self._waiting
             if item[0].job not in self.held and self._random.random() < self.pace
         ]
-        self._waiting = [item for item in self._waiting if item not in ready]
+        going = {item[0].job for item in ready}
+        self._waiting = [item for item in self._waiting if item[0].job not in going]
         self._random.shuffle(ready)
         for transfer, upper, cut, storing in ready:
             del self._running[transfer.job]

@@ -1,0 +1,152 @@
+"""What a call costs goes by what it is about, not by how much else is under way: a scheduler calls
+in every step, and runs hundreds of requests.
+
+The faults: a poll went through all requests that run, though nothing was due for them (0.2 us each,
+0.4 ms of each step with 2,048); a load looked through the rows of every other load under way (7 ms
+with 512), and each poll took every load further that could not go on. What is counted here are
+calls of Python functions, which no other process disturbs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import numpy as np
+import numpy.typing as npt
+
+from radix import FlatStore, Group, Ownership, PrefixCache
+from radix.events import KeysDone
+from tests.ticktier import TickTier
+from tiers.host import AdoptedTier
+from tiers.index import IndexTier
+
+PAGE = 4
+KEY_BYTES = 8
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """Python functions that it calls, and turns of generators."""
+    count = 0
+
+    def seen(frame: FrameType, what: str, argument: object) -> None:
+        nonlocal count
+        count += what == "call"
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _keys(first: int, end: int) -> npt.NDArray[np.generic]:
+    return np.arange(first, end, dtype=np.int64)[:, None].view(np.uint8)
+
+
+def _flat(loads: int) -> tuple[FlatStore, TickTier, list[int]]:
+    """So many loads under way of one key each, and one key that nobody loads: the last."""
+    rows = np.zeros((2 * loads + 2, PAGE), np.uint8)
+    below = TickTier(loads + 1, "below")
+    memory = AdoptedTier([[rows]], "memory")
+    lent = Ownership.BORROWED
+    store = FlatStore(
+        [Group.full("kv", PAGE)], [memory, below], key_bytes=KEY_BYTES, ownership=lent
+    )
+    store.store(_keys(0, loads + 1), np.arange(loads + 1, dtype=np.int32))
+    store.flush()
+    below.pace = 0.0
+    for at in range(loads):
+        store.load(_keys(at, at + 1), np.array([loads + 1 + at], np.int32))
+    store.poll()
+    return store, below, [transfer.job for transfer, *_ in below._waiting]
+
+
+def _flat_calls(loads: int) -> dict[str, int]:
+    store, below, jobs = _flat(loads)
+    with store:
+        counts = {"poll, nothing ended": _calls(store.poll)}
+        row = np.array([2 * loads + 1], np.int32)
+        counts["load"] = _calls(lambda: store.load(_keys(loads, loads + 1), row))
+        store.poll()
+        below.pace, below.held = 1.0, {*jobs[1:], *(t.job for t, *_ in below._waiting)}
+        below.held.discard(jobs[0])
+        counts["poll, one ended"] = _calls(store.poll)
+        store.check()
+        below.held.clear()
+        done = [event for event in store.flush() if isinstance(event, KeysDone)]
+        assert len(done) == loads and all(event.good.all() for event in done)
+        store.check()
+    return counts
+
+
+def test_a_load_costs_its_keys_however_many_others_are_under_way() -> None:
+    assert _flat_calls(4) == _flat_calls(300)
+
+
+def _prompt(number: int, pages: int) -> npt.NDArray[np.generic]:
+    return np.arange(number * pages * PAGE, (number + 1) * pages * PAGE, dtype=np.int32)
+
+
+def _running_calls(requests: int) -> dict[str, int]:
+    with PrefixCache(
+        [Group.full("kv", PAGE)], [IndexTier(4 * (requests + 2))], page_tokens=PAGE
+    ) as cache:
+        others = [cache.admit(_prompt(at, 3)) for at in range(requests)]
+        cache.poll()
+        counts = {"poll, nothing is due": _calls(cache.poll)}
+        one = []
+        counts["admit"] = _calls(lambda: one.append(cache.admit(_prompt(requests, 3))))
+        counts["computed"] = _calls(lambda: one[0].computed(3 * PAGE))
+        counts["poll, one has computed"] = _calls(cache.poll)
+        counts["finish"] = _calls(one[0].finish)
+        counts["poll, one has ended"] = _calls(cache.poll)
+        cache.check()
+        for other in others:
+            other.finish()
+        cache.poll()
+        cache.check()
+    return counts
+
+
+def test_a_request_costs_its_own_pages_however_many_others_run() -> None:
+    assert _running_calls(4) == _running_calls(300)
+
+
+def _loading_calls(requests: int) -> dict[str, int]:
+    below = TickTier(4 * (requests + 2), "below")
+    device = TickTier(4 * (requests + 2), "device")
+    with PrefixCache([Group.full("kv", PAGE)], [device, below], page_tokens=PAGE) as cache:
+        for at in range(requests + 1):
+            with cache.admit(_prompt(at, 3)) as request:
+                request.computed(3 * PAGE)
+        cache.flush()
+        cache.residency.make_room(0, 0, device.capacity_blocks(0))  # all of it is below, only
+        below.pace = 0.0
+        others = [cache.admit(_prompt(at, 3)) for at in range(requests)]
+        cache.poll()
+        jobs = [transfer.job for transfer, *_ in below._waiting]
+        assert len(jobs) == requests
+        counts = {"poll, nothing ended": _calls(cache.poll)}
+        one = []
+        counts["admit"] = _calls(lambda: one.append(cache.admit(_prompt(requests, 3))))
+        cache.poll()
+        below.pace = 1.0
+        below.held = {*(t.job for t, *_ in below._waiting)} - {jobs[0]}
+        counts["poll, one ended"] = _calls(cache.poll)
+        counts["abort"] = _calls(one[0].abort)
+        cache.check()
+        below.held.clear()
+        cache.flush()
+        assert all(other.ready for other in others)
+        for other in others:
+            other.finish()
+        cache.flush()
+        cache.check()
+    return counts
+
+
+def test_a_load_of_a_request_costs_its_own_pages_however_many_others_load() -> None:
+    assert _loading_calls(4) == _loading_calls(300)
