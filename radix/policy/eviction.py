@@ -34,8 +34,8 @@ KEYED_POLICIES = ("s3fifo", "arc", "hit_density")
 TIMED_POLICIES = ("priority",)
 # These go by what a block saves, so that every group says what a token costs.
 PRICED_POLICIES = ("cost",)
-# Where whoever waits is matched, and thereby used, at every step, uses tell nothing.
-STEPPED_POLICIES = ("lru",)
+# Where whoever waits is matched, and thereby used, at every step, how often tells nothing.
+STEPPED_POLICIES = ("lru", "priority")
 # What the tree calls the order of a user's own policy.
 GIVEN = "given"
 

@@ -18,11 +18,29 @@ SPACES: tuple[tuple[str | None, str | None], ...] = (
 )
 
 
-class Traffic:
-    """Drives schedulers alike, which must agree about everything that ``alike`` compares."""
+# What requests say of their blocks, good and bad, most of them nothing.
+SAID: tuple[object, ...] = (
+    *(None,) * 6,
+    {"ended": True},
+    {"priority": 7},
+    {"priority": -3},
+    {"keep_for": 5.5},
+    {"expects_return": 1},
+    {"priority": 1000},
+)
 
-    def __init__(self, seed: int, schedulers: list[Scheduler], longest: int) -> None:
+
+class Traffic:
+    """Drives schedulers alike, which must agree about everything that ``alike`` compares.
+    ``hinted``: some requests say what is known of their blocks.
+    """
+
+    def __init__(
+        self, seed: int, schedulers: list[Scheduler], longest: int, *, hinted: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
+        self.saying = random.Random(seed)
+        self.said = SAID if hinted else (None,)
         self.schedulers = schedulers
         self.longest = longest
         self.known: list[tuple[int, list[int]]] = [(0, [])]
@@ -63,9 +81,10 @@ class Traffic:
         space, tokens = self._prompt()
         chunk = self.rng.choice((None, 7, 16, 40))
         skip = self.rng.random() < 0.1
+        hints = self.saying.choice(self.said)
         runs: list[Run | None] = []
         for scheduler in self.schedulers:
-            req = scheduler.request(tokens, *SPACES[space])
+            req = scheduler.request(tokens, *SPACES[space], hints=hints)
             req.skip_radix_cache_insert = skip
             runs.append(scheduler.start(req, chunk))
         kept = [run for run in runs if run is not None]

@@ -22,6 +22,8 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
+from radix.engines.hinting import KEY
+
 LONGEST = 1024
 
 
@@ -39,11 +41,29 @@ class Run:
     digests: list[int] = field(default_factory=list)
 
 
+class Ranks:
+    """So many processes, as far as a cache asks how many they are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def size(self) -> int:
+        return self._count
+
+
 class Scheduler:
-    """One scheduler over one cache of class ``kind``."""
+    """One scheduler over one cache of class ``kind``, of ``ranks`` that do the same."""
 
     def __init__(
-        self, kind: type, page: int, pages: int, *, eagle: bool = False, events: bool = False
+        self,
+        kind: type,
+        page: int,
+        pages: int,
+        *,
+        eagle: bool = False,
+        events: bool = False,
+        policy: str = "lru",
+        ranks: int = 1,
     ) -> None:
         publish()
         self.page, self.pages, self.eagle = page, pages, eagle
@@ -63,6 +83,8 @@ class Scheduler:
             page_size=page,
             is_eagle=eagle,
             enable_kv_cache_events=events,
+            eviction_policy=policy,
+            tp_cache_group=None if ranks == 1 else Ranks(ranks),
         )
         self.cache: Any = kind(self.params)
         self.content = np.zeros(size + page, np.int64)
@@ -71,13 +93,22 @@ class Scheduler:
         self.count = 0
 
     # ------------------------------------------------------------ a request
-    def request(self, tokens: list[int], extra: str | None = None, salt: str | None = None) -> Req:
+    def request(
+        self,
+        tokens: list[int],
+        extra: str | None = None,
+        salt: str | None = None,
+        *,
+        hints: object = None,
+    ) -> Req:
+        """A request; ``hints``: what it says of its blocks."""
         self.count += 1
+        params: Any = None if hints is None else {KEY: hints}
         return Req(
             str(self.count),
             "",
             array("q", tokens),
-            SamplingParams(max_new_tokens=64),
+            SamplingParams(max_new_tokens=64, custom_params=params),
             extra_key=extra,
             cache_salt=salt,
         )

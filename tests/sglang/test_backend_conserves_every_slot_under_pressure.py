@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from radix.engines.sglang.backend import RadixBackend
+from radix.policy.eviction import STEPPED_POLICIES
 from tests.sglang.driving import Traffic
 from tests.sglang.scheduling import Scheduler
 
@@ -15,14 +16,16 @@ STEPS = 400
 LONGEST = 200
 
 
+@pytest.mark.parametrize("policy", STEPPED_POLICIES)
 @pytest.mark.parametrize("eagle", [False, True], ids=["tokens", "pairs"])
 @pytest.mark.parametrize("page", [1, 4, 16, 64])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_slot_leaks_is_freed_twice_or_is_reused_while_it_is_locked(
-    page: int, eagle: bool, seed: int
+    page: int, eagle: bool, seed: int, policy: str
 ) -> None:
-    scheduler = Scheduler(RadixBackend, page, max(8, 300 // page), eagle=eagle, events=True)
-    traffic = Traffic(seed, [scheduler], LONGEST)
+    pages = max(8, 300 // page)
+    scheduler = Scheduler(RadixBackend, page, pages, eagle=eagle, events=True, policy=policy)
+    traffic = Traffic(seed, [scheduler], LONGEST, hinted=seed > 0)
     for step in range(STEPS):
         try:
             traffic.step()

@@ -10,17 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from radix.engines.sglang.backend import RadixBackend
+from radix.policy.eviction import STEPPED_POLICIES
 from tests.sglang.driving import Traffic
 from tests.sglang.scheduling import Scheduler
 
 ROOT = Path(__file__).parents[2]
 
 
-def answers(seed: int, page: int, steps: int = 200) -> str:
+def answers(seed: int, page: int, policy: str, steps: int = 200) -> str:
     """A digest of everything that a scheduler saw: hits, slots, evictions, sizes, events."""
-    scheduler = Scheduler(RadixBackend, page, max(8, 300 // page), events=True)
-    traffic = Traffic(seed, [scheduler], 200)
+    pages = max(8, 300 // page)
+    scheduler = Scheduler(RadixBackend, page, pages, events=True, policy=policy, ranks=2)
+    traffic = Traffic(seed, [scheduler], 200, hinted=policy == "priority")
     seen = hashlib.sha256()
     for _ in range(steps):
         traffic.step()
@@ -31,12 +35,13 @@ def answers(seed: int, page: int, steps: int = 200) -> str:
     return seen.hexdigest()
 
 
-def test_two_processes_with_other_hash_seeds_give_the_same_answers() -> None:
+@pytest.mark.parametrize("policy", STEPPED_POLICIES)
+def test_two_processes_with_other_hash_seeds_give_the_same_answers(policy: str) -> None:
     seed = 5
     text = (
         "from bench.peers import standin\n"
         "from tests.sglang import test_backend_decides_alike_in_every_rank as rank\n"
-        f"print(rank.answers({seed}, 1) + rank.answers({seed}, 16))\n"
+        f"print(rank.answers({seed}, 1, {policy!r}) + rank.answers({seed}, 16, {policy!r}))\n"
     )
     found = []
     for hash_seed in ("1", "2"):
@@ -51,4 +56,5 @@ def test_two_processes_with_other_hash_seeds_give_the_same_answers() -> None:
         )
         assert ran.returncode == 0, ran.stderr[-2000:]
         found.append(ran.stdout.split()[-1])
-    assert found[0] == found[1] == answers(seed, 1) + answers(seed, 16), f"seed {seed}"
+    here = answers(seed, 1, policy) + answers(seed, 16, policy)
+    assert found[0] == found[1] == here, f"seed {seed}"

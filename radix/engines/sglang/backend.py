@@ -9,9 +9,10 @@ nothing else of a request is ever freed here.
     after             the tree's | the tree's; its own| the tree's    | the request's own
                                  | were freed         |               |
 
-Ranks run the same calls on the same inputs and decide alike: no clock, no hash order, no slot
-number of the device enters a decision (I33). Tokens are the tree's keys as the engine has them, 64
-bits each, so that those which stand for an image keep all their bits. Keeps I7, I13, I16, I32.
+Ranks run the same calls on the same inputs and decide alike: no hash order, no slot number of the
+device enters a decision, and a clock only where there is one rank (I33). Tokens are the tree's keys
+as the engine has them, 64 bits each, so that those which stand for an image keep all their bits.
+Keeps I7, I13, I16, I32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter
+from time import monotonic_ns, perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,17 +39,19 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 
 from radix._native import tree_evict, tree_insert, tree_match
 from radix.arguments import page_tokens_of
+from radix.engines.hinting import Hearing
 from radix.engines.sglang.events import Placements, Space
 from radix.engines.sglang.order import by_weight
 from radix.engines.sglang.slots import PageTable
 from radix.engines.versions import require
 from radix.errors import LeaseError, StaleError, UnsupportedError
 from radix.gate import Gate
-from radix.hints import Time
+from radix.hints import Time, said_of
 from radix.keys import Namespace, root_key
 from radix.lease import Home, Lease, drain, lease_of
+from radix.metrics import Metrics
 from radix.plan import Cursor
-from radix.policy.eviction import STEPPED_POLICIES, check_policy
+from radix.policy.eviction import STEPPED_POLICIES, TIMED_POLICIES, check_policy
 from radix.tree import AT_ANY_AGE, TreeCore
 
 if TYPE_CHECKING:
@@ -70,10 +73,12 @@ NEEDED = {
     "dfs_weight_order": ("node_handles",),
     "root_node_handle": ("extra_key",),
     "free_kv_row": ("kv", "ranges"),
+    "on_release": ("req", "checkpointed"),
     "supports_prefix_sharing": (),
 }
 _TOKEN_BYTES = 8
 _FIRST_SWEEP = 64
+_UNTIMED = "several ranks, which must decide alike, have no clock in common"
 _COLUMN = np.zeros(1, np.uint32)  # the only one: one group, one tier
 _tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
@@ -115,6 +120,11 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
             raise UnsupportedError("a cache that is disabled is SGLang's own, not this one")
         if (policy := check_policy(params.eviction_policy.lower())) not in STEPPED_POLICIES:
             raise UnsupportedError(f"policy {policy!r} is not for SGLang's scheduler; use 'lru'")
+        alone = _ranks(params) == 1
+        self._policy, self._timed = policy, alone and policy in TIMED_POLICIES
+        self._time = Time(monotonic_ns if alone else None, lambda: 0)
+        self.metrics = Metrics()
+        self._hearing = Hearing(self.metrics, untimed=None if alone else _UNTIMED)
         self.req_to_token_pool = params.req_to_token_pool
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
         self.page_size = page_tokens_of(params.page_size)
@@ -143,11 +153,12 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
             check_ids=False,
             keep_keys=self.kv_events.enabled,
             page_tokens=self.page_size,
+            policy=self._policy,
         )
         self._roots: dict[Space, int] = {}
         self._sweep_at = _FIRST_SWEEP
         self._dropped: deque[int] = deque()
-        self._home = Home(self._tree, self._dropped, self._gate, Time(None, lambda: 0))
+        self._home = Home(self._tree, self._dropped, self._gate, self._time)
         self._counted: dict[Place, list[Lease]] = {}
         self._table.clear()
         self.kv_events.record_all_cleared()
@@ -158,16 +169,24 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         the most recently used: SGLang matches what waits at every step, and counts on that to keep
         it. Cost: the tokens compared.
         """
-        place = self._find(params.key)
-        if place.cursor.pages:
-            self._tree.touch(place.cursor)
+        place = self._use(params.key)
         return MatchResult(place.cursor.pages * self.page_size, place, place, place)
 
     def touch_prefix(self, key: RadixKey) -> None:
         """Makes what is there of a key the most recently used. Cost: that of a match."""
+        self._use(key)
+
+    def _use(self, key: RadixKey) -> Place:
+        self._tell_time()
         place = self._find(key)
         if place.cursor.pages:
             self._tree.touch(place.cursor)
+        return place
+
+    def _tell_time(self) -> None:
+        """What time it is, where the order of eviction goes by it."""
+        if self._timed:
+            self._tree.tell_time(self._time.now())
 
     def _find(self, key: RadixKey) -> Place:
         if key.is_bigram and not self._pairs:
@@ -243,6 +262,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
     def unlock(self, lock: Lease | None) -> None:
         """Lets go what ``lock`` pins, which becomes the most recently used. None is nothing."""
         if lock is not None:
+            self._tell_time()
             lock.release()
 
     def inc_lock_ref(self, node: Place) -> IncLockRefResult:
@@ -313,6 +333,17 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         kv.cache_inserted_len = max(kv.cache_inserted_len, kv.cache_protected_len)
         req.last_node = Place(self._tree, lease.cursor, _space(req))
 
+    def on_release(self, req: Req, *, checkpointed: bool) -> None:
+        """At a request's end, what it says of the path that it used decides the order of eviction:
+        ``radix_hints`` in its custom parameters. Never raises for what it says. Cost: the path.
+        """
+        if not req.finished():
+            return  # retracted: it comes again
+        hints = self._hearing.of(req.rid, req.sampling_params.custom_params)
+        place = req.last_node
+        if hints is not None and isinstance(place, Place) and place.tree is self._tree:
+            self._tree.hint(place.cursor, said_of(hints, self._time.now()))
+
     def _lease_of(self, req: Req) -> Lease:
         """The request's lock, in its own namespace whatever it was matched in: a forced miss has
         the root of another.
@@ -366,6 +397,7 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         began = perf_counter()  # for the metric alone
         if self._dropped:
             drain(self._tree, self._dropped)
+        self._tell_time()
         count = min(-(-params.num_tokens // self.page_size), self._evictable_pages())
         if count <= 0:
             return EvictResult()
@@ -417,6 +449,19 @@ class RadixBackend(BasePrefixCache):  # type: ignore[misc]  # the engine is not 
         """
         self._tree.check()
         self._table.check(self._tree.column_stats(0).resident)
+
+
+def _ranks(params: CacheInitParams) -> int:
+    """How many schedulers run the same calls, and must decide alike."""
+    groups = (
+        params.tp_cache_group,
+        params.attn_cp_cache_group,
+        params.attn_tp_cache_group,
+        params.pp_cache_group,
+    )
+    return max(
+        int(params.pp_size), *(1 if group is None else int(group.size()) for group in groups)
+    )
 
 
 def _space(req: Req) -> Space:
