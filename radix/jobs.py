@@ -285,15 +285,18 @@ class Jobs(ABC, Generic[M]):
     def expire(self) -> dict[int, list[Job[M]]]:
         """Gives up loads whose deadline has passed, cancelled or not: by owner that he had. They go
         on owning what they write until they end, if ever; slots that the engine lent stay on loan.
+        Cost: those that are over.
         """
         bound = self.limits.load_deadline
         if bound.endless:
             return {}
         now = self.now()
         given_up: dict[int, list[Job[M]]] = {}
-        for job in self.jobs.values():
+        for job in self.jobs.values():  # in the order in which they began
+            if not bound.over(job.since, now):
+                break
             told = job.late if job.move.target >= 0 else job.cancelled
-            if job.storing or told or not bound.over(job.since, now):
+            if job.storing or told:
                 continue
             self.cancel(job)
             self.count("late", job.move.source, job.move.group, job.move.blocks, "load")

@@ -223,7 +223,7 @@ class Waiting:
         refused: list[tuple[Waiter, NeverFitsError]] = []
         short: CapacityError | TierError | None = None
         failed, first = 0, self._lacking()
-        self._queue = [waiter for waiter in self._queue if not _ended(waiter)]
+        self._queue = [one for one in self._queue if one.request is None or not _ended(one)]
         for waiter in self.queue():
             oldest = self._queue[0]
             if failed >= self.tries or (waiter is not oldest and oldest.bypassed >= self.bypass):
