@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -162,21 +163,21 @@ def run_churn(sizes: Sizes, place: Place) -> Outcome:
     rounds = Rounds()
     count = sizes["round_bytes"] // (sizes["block_kib"] << 10)
     stored = 0
-    with aligned_rows(count, sizes["block_kib"] << 10, seed=2) as rows, no_collection():
-        full = ChurnedTier(place.data / "full", rows, sizes)
+    with ExitStack() as stack:
+        rows = stack.enter_context(aligned_rows(count, sizes["block_kib"] << 10, seed=2))
+        stack.enter_context(no_collection())
+        full = stack.enter_context(closing(ChurnedTier(place.data / "full", rows, sizes)))
         records = full.fill(sizes["small_blocks"], sizes["small_batch"])
         for number in range(sizes["rounds"] + 1):  # the first round of either is not kept
-            empty = ChurnedTier(place.data / "empty", rows, sizes)
-            empty.rest(sizes["rest_ms"] / 1e3)
-            found = (empty.write(), full.write())
-            stored += empty.stored
-            empty.close()
+            with closing(ChurnedTier(place.data / "empty", rows, sizes)) as empty:
+                empty.rest(sizes["rest_ms"] / 1e3)
+                found = (empty.write(), full.write())
+                stored += empty.stored
             shutil.rmtree(place.data / "empty")
             for name, rate in zip((EMPTY, FULL), found, strict=True):
                 if number:
                     rounds.add(name, OURS, "MB/s", rate)
         stored += full.stored
-        full.close()
     shutil.rmtree(place.data / "full")
     rows_found = rounds.rows()
     return Outcome(

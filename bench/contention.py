@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -58,19 +59,17 @@ class Disk:
         self._next = 0
         self._batches = (len(rows) - kept) // batch
         self.stored = 0
-        self.slots = self._first(kept)
+        self.slots: Numbers = np.empty(0, np.int32)
 
-    def _first(self, kept: int) -> Numbers:
-        """What is loaded later."""
-        slots = np.empty(0, np.int32)
-        for first in range(0, kept, self._batch):
-            self._begin(np.arange(first, min(first + self._batch, kept), dtype=np.int32))
-            slots = np.concatenate((slots, *self._stores.values()))
+    def fill(self) -> None:
+        """Stores what is loaded later."""
+        for first in range(0, self._kept, self._batch):
+            self._begin(np.arange(first, min(first + self._batch, self._kept), dtype=np.int32))
+            self.slots = np.concatenate((self.slots, *self._stores.values()))
             done = self._until(self._job)
             if not done.good.all():
                 raise RuntimeError(f"a store failed: {done.error}")
             self._tier.commit(0, self._stores.pop(done.job))
-        return slots
 
     def _begin(self, rows: Numbers) -> None:
         slots = self._tier.reserve(0, len(rows))
@@ -180,8 +179,11 @@ def run_contention(sizes: Sizes, place: Place) -> Outcome:
     kept = sizes["kept_blocks"]
     rng = np.random.default_rng(sizes["block_kib"])
     loads = 0
-    with aligned_rows(kept + batch * sizes["batches"], block, seed=1) as rows, no_collection():
-        disk = Disk(place.data / "contention", rows, kept, batch)
+    with ExitStack() as stack:
+        rows = stack.enter_context(aligned_rows(kept + batch * sizes["batches"], block, seed=1))
+        stack.enter_context(no_collection())
+        disk = stack.enter_context(closing(Disk(place.data / "contention", rows, kept, batch)))
+        disk.fill()
         for _ in range(sizes["rounds"]):
             for name, batches in ((IDLE, 0), (BUSY, sizes["batches"])):
                 spans: list[float] = []
@@ -198,7 +200,6 @@ def run_contention(sizes: Sizes, place: Place) -> Outcome:
                     seconds = time.perf_counter() - start
                     moved = (disk.stored - before) * block / 1e6
                     rounds.add(STORED, OURS, "MB/s", moved / seconds)
-        disk.close()
     shutil.rmtree(place.data / "contention")
     found = rounds.rows()
     return Outcome(

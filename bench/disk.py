@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -337,11 +337,10 @@ def _fill(
         for _ in range(sizes["rounds"]):
             for name in FILLING:
                 folder = data / "filling"
-                writer = _make(name, folder, rows, batch)
-                if isinstance(writer, TierWriter):
-                    writer.rest(sizes["rest_ms"] / 1e3)
-                _timed(rounds, f"{head} {name}", writer, rows, keep=True)
-                writer.close()
+                with closing(_make(name, folder, rows, batch)) as writer:
+                    if isinstance(writer, TierWriter):
+                        writer.rest(sizes["rest_ms"] / 1e3)
+                    _timed(rounds, f"{head} {name}", writer, rows, keep=True)
                 stored += writer.stored if isinstance(writer, TierWriter) else 0
                 shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
             for name, peer in peers.items():
@@ -356,17 +355,18 @@ def _refill(
     head, stored = f"{rows.shape[1] >> 10} KiB, refilling:", 0
     folder = data / "refilling"
     folder.mkdir()
-    writers = {name: _make(name, folder / name, rows, batch) for name in REFILLING}
-    with no_collection():
+    with ExitStack() as stack, no_collection():
+        writers = {
+            name: stack.enter_context(closing(_make(name, folder / name, rows, batch)))
+            for name in REFILLING
+        }
         for number in range(sizes["rounds"] + 1):  # the first round gives out the space
             for name, writer in writers.items():
                 _timed(rounds, f"{head} {name}", writer, rows, keep=number > 0)
                 writer.clear()
             for name, peer in peers.items() if number else ():
                 rounds.add(f"{head} {name}", fio.SUBJECT, "MB/s", peer.run())
-    for writer in writers.values():
-        writer.close()
-        stored += writer.stored if isinstance(writer, TierWriter) else 0
+    stored += sum(each.stored for each in writers.values() if isinstance(each, TierWriter))
     shutil.rmtree(folder)
     return stored
 

@@ -110,8 +110,9 @@ Run = Callable[[Sizes, Place], Outcome]
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """A measurement with parameters of two sizes: ``smoke`` shows that it works, in a second;
-    ``full`` is what figures are quoted from. ``tags``: what it needs beside this project, "engine"
-    or "peers"; a run goes through these only where it is told to.
+    ``full`` is what figures are quoted from. ``tags``: what it needs beside this project, "engine",
+    "gpu" or "peers", or that it is asked for "by name"; a run goes through these only where it is
+    told to.
     """
 
     name: str

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +36,14 @@ IN_FLIGHT = 4
 def _measure(rounds: Rounds, name: str, folders: list[Path], rows: Rows, sizes: Sizes) -> int:
     """One round of one tier; blocks that it wrote and read."""
     batch = sizes["batch_bytes"] // rows.shape[1]
-    writer = TierWriter(folders, rows, batch, IN_FLIGHT)
-    writer.rest(sizes["rest_ms"] / 1e3)
-    start = time.perf_counter()
-    writer.write()
-    written = time.perf_counter()
-    order = np.random.default_rng(5).permutation(len(rows)).astype(np.int32)
-    writer.read(order)
-    ended = time.perf_counter()
-    writer.close()
+    with closing(TierWriter(folders, rows, batch, IN_FLIGHT)) as writer:
+        writer.rest(sizes["rest_ms"] / 1e3)
+        start = time.perf_counter()
+        writer.write()
+        written = time.perf_counter()
+        order = np.random.default_rng(5).permutation(len(rows)).astype(np.int32)
+        writer.read(order)
+        ended = time.perf_counter()
     for folder in folders:
         shutil.rmtree(folder)
     rounds.add(f"writes, {name}", OURS, "MB/s", rows.nbytes / 1e6 / (written - start))

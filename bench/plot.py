@@ -7,16 +7,22 @@ is not in the report.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from bench.ending import ended, written_to
+from bench.report import read_report
+from radix.commands.terminal import check_target
+from radix.options import OptionError
+from radix.replay.output import draft_of
 
 COLOURS = {
     "radix": "#1b6ca8",
@@ -34,12 +40,12 @@ COLOURS = {
 _OTHER = "#6c4fa3"
 _COLUMNS = 2
 _LEAST_INCHES, _INCHES_A_ROW = 3.2, 0.17
-_AT_A_SIZE = re.compile(r"(.+), of ([\d,]+) (\w+)")
+_AT_A_SIZE = re.compile(r"(.+), of (\d[\d,]*) (\w+)")
 
 
 def plot_report(report: dict[str, Any], path: str | Path) -> None:
-    """Draws a panel for each unit of each benchmark. Raises ``OSError``, ``ValueError`` for a
-    report without rows.
+    """Draws a panel for each unit of each benchmark, whole or not at all. Raises ``OSError``,
+    ``OptionError`` for a report without rows.
     """
     panels = [
         (block, unit, [row for row in block["rows"] if row["unit"] == unit])
@@ -48,12 +54,13 @@ def plot_report(report: dict[str, Any], path: str | Path) -> None:
         for unit in dict.fromkeys(row["unit"] for row in block["rows"])
     ]
     if not panels:
-        raise ValueError("the report holds no rows")
+        raise OptionError("report", "it holds no rows")
     longest = [
         max(len(rows) for _, _, rows in panels[first : first + _COLUMNS])
         for first in range(0, len(panels), _COLUMNS)
     ]
     heights = [max(_LEAST_INCHES, 1.0 + _INCHES_A_ROW * rows) for rows in longest]
+    rcParams["text.parse_math"] = False  # names are shown as they are
     figure = Figure(figsize=(14, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(heights), _COLUMNS, height_ratios=heights)
@@ -68,7 +75,8 @@ def plot_report(report: dict[str, Any], path: str | Path) -> None:
         _draw(axes, block, unit, rows)
         if "columns" in block:  # ours and a peer's may lie a hundred times apart
             axes.set_xscale("log")
-    figure.savefig(path, dpi=110, format="png")
+    with draft_of(path) as draft:
+        figure.savefig(draft, dpi=110, format="png")
 
 
 def _draw(axes: Axes, block: dict[str, Any], unit: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -123,16 +131,20 @@ def _draw_against_size(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 0, or 2 for a file that is no report."""
+    """Exit status 0, or 2 for a file that is no report or a figure that can't be written."""
     if len(arguments) != 2:
         print("usage: python -m bench plot REPORT.json FIGURE.png", file=sys.stderr)
         return 2
-    try:
-        plot_report(json.loads(Path(arguments[0]).read_text(encoding="utf-8")), arguments[1])
-    except (OSError, ValueError, KeyError) as error:
-        print(f"{arguments[0]}: {error!r}", file=sys.stderr)
-        return 2
-    return 0
+    source, target = arguments
+
+    def draw() -> int:
+        check_target("figure", target)
+        report = read_report(source)
+        with written_to(target):
+            plot_report(report, target)
+        return 0
+
+    return ended("bench plot", draw)
 
 
 if __name__ == "__main__":

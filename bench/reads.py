@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +90,11 @@ def run_reads(sizes: Sizes, place: Place) -> Outcome:
                 jobs=THREADS,
             )
             commands[f"{kib} KiB: {FIO}"] = " ".join(peer.command)
-        with aligned_rows(blocks, block, seed=kib) as rows, no_collection():
-            disk = Disk(place.data / "reads", rows, blocks, batch)
+        with ExitStack() as stack:
+            rows = stack.enter_context(aligned_rows(blocks, block, seed=kib))
+            stack.enter_context(no_collection())
+            disk = stack.enter_context(closing(Disk(place.data / "reads", rows, blocks, batch)))
+            disk.fill()
             for number in range(sizes["rounds"] + 1):  # the first round is not kept
                 found = _read_rate(disk, blocks, batch, block, number)
                 if number:
@@ -100,7 +104,6 @@ def run_reads(sizes: Sizes, place: Place) -> Outcome:
                     plain = _plain_rate(peer.path, rows, number)
                     rounds.add(f"{kib} KiB: {PLAIN_READS}", LIMIT, "MB/s", plain)
             loaded += disk.loaded
-            disk.close()
         shutil.rmtree(place.data / "reads")
         if peer is not None:
             peer.close()

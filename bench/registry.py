@@ -4,6 +4,8 @@ or a peer says so in its tags; a run goes through it only where it is told to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bench import (
     churn,
     contention,
@@ -57,9 +59,18 @@ _MODULES = (
     engines,
     disks,
 )
-BY_NAME: dict[str, Benchmark] = {
-    benchmark.name: benchmark for module in _MODULES for benchmark in module.BENCHMARKS
-}
+
+
+def named(benchmarks: Iterable[Benchmark]) -> dict[str, Benchmark]:
+    """Each by its name. ``ValueError`` where one would hide another of the same name."""
+    found: dict[str, Benchmark] = {}
+    for benchmark in benchmarks:
+        if found.setdefault(benchmark.name, benchmark) is not benchmark:
+            raise ValueError(f"two benchmarks are called {benchmark.name!r}")
+    return found
+
+
+BY_NAME = named(benchmark for module in _MODULES for benchmark in module.BENCHMARKS)
 BENCHMARKS: dict[str, Benchmark] = {
     name: benchmark for name, benchmark in BY_NAME.items() if not benchmark.tags
 }

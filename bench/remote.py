@@ -51,7 +51,7 @@ def _server(folder: Path) -> Iterator[tuple[int, str]]:
         port = probe.getsockname()[1]
     command = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
     command += ["--save", "", "--appendonly", "no"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         with closing(redis.Redis(port=port)) as client:
             end = time.monotonic() + START_S
@@ -60,7 +60,7 @@ def _server(folder: Path) -> Iterator[tuple[int, str]]:
                     info: Any = client.info("server")
                     break
                 except redis.ConnectionError:
-                    if time.monotonic() > end:
+                    if process.poll() is not None or time.monotonic() > end:
                         raise Skip("redis-server does not answer") from None
                     time.sleep(0.02)
         yield port, str(info["redis_version"])

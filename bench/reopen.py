@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,10 @@ def _records(prompts: Prompts, blocks: int, namespace: bytes) -> Records:
 def _fill(folder: Path, records: Records) -> None:
     """Stores a block for each record, in batches."""
     blocks = len(records.keys)
-    tier = _tier(folder, blocks)
-    with aligned_rows(BATCH_BLOCKS, 4096, seed=1) as memory:
-        upper = AdoptedTier([[memory[:, :BLOCK_BYTES]]], "memory")
+    with ExitStack() as stack:
+        memory = stack.enter_context(aligned_rows(BATCH_BLOCKS, 4096, seed=1))
+        upper = stack.enter_context(closing(AdoptedTier([[memory[:, :BLOCK_BYTES]]], "memory")))
+        tier = stack.enter_context(closing(_tier(folder, blocks)))
         upper.attach((GROUP,), PAGE_TOKENS * 4, None)
         tier.attach((GROUP,), PAGE_TOKENS * 4, upper)
         for job, first in enumerate(range(0, blocks, BATCH_BLOCKS)):
@@ -105,8 +107,6 @@ def _fill(folder: Path, records: Records) -> None:
             tier.commit(0, slots)
             if (job + 1) % PUNCH_BATCHES == 0:
                 _punch(folder)
-        tier.close()
-        upper.close()
 
 
 def _punch(folder: Path) -> None:
@@ -151,16 +151,15 @@ def run_reopen(sizes: Sizes, place: Place) -> Outcome:
         with no_collection():
             count, scan_s = _scan(folder)
             start = time.perf_counter()
-            tier = _tier(folder, blocks)
-            tier.attach((GROUP,), PAGE_TOKENS * 4, None)
-            attach_s = time.perf_counter() - start
-            tier.close()
+            with closing(_tier(folder, blocks)) as tier:
+                tier.attach((GROUP,), PAGE_TOKENS * 4, None)
+                attach_s = time.perf_counter() - start
             start, cpu = time.perf_counter(), time.process_time()
             cache = _open(folder, blocks)
             open_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-        restored += cache.counters()["restore.blocks.disk"]
-        hit = cache.match(prompts[0])[0].hit_pages
-        cache.close()
+        with cache:
+            restored += cache.counters()["restore.blocks.disk"]
+            hit = cache.match(prompts[0])[0].hit_pages
         if count != len(records.keys):
             raise AssertionError(f"{count} records of {len(records.keys)}")
         if number:

@@ -1,19 +1,35 @@
 """A run as JSON, as lines for people, and as the table of the README.
 
 Kept here: the digest of a benchmark covers its parameters and what it counted, never a time; the
-three forms show the same medians.
+three forms show the same medians; a file is read as a report only where it has the form of one.
 """
 
 from __future__ import annotations
 
+import json
+import reprlib
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.measure import LIMIT, Benchmark, Outcome, Sizes, Target, digest
+from radix.options import OptionError
 
 SCHEMA_VERSION = 1
 Json = dict[str, Any]
+_MOST = 1e18  # of any figure: what is no number at all is not below it
+# What readers of a report go by. [X]: a list of X; float: any number.
+_FIGURES = {"name": str, "median": float, "samples": [float]}
+_BENCHMARK = {
+    "name": str,
+    "title": str,
+    "rows": [{**_FIGURES, "subject": str, "unit": str}],
+    "ratios": [{**_FIGURES, "to": str}],
+    "targets": [{"name": str, "bound": str, "value": float, "found": float, "reached": bool}],
+}
+_SKIPPED = {"name": str, "title": str, "skipped": str}
+_REPORT = {"smoke": bool, "machine": {"cpu": str, "cores": int}, "benchmarks": [dict]}
 
 
 def benchmark_block(benchmark: Benchmark, sizes: Sizes, outcome: Outcome) -> Json:
@@ -73,6 +89,53 @@ def report_block(
         "digest": digest([block["digest"] for block in blocks if "digest" in block]),
         "benchmarks": list(blocks),
     }
+
+
+def read_report(path: str | Path) -> Json:
+    """A report that ``bench run`` wrote. Raises ``OptionError`` for what is none, with the place of
+    the first fault, or one of another schema; ``OSError``. Cost: its size.
+    """
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OptionError(str(path), f"no JSON: {error}") from None
+    if not isinstance(report, dict) or not {"schema_version", "benchmarks"} <= report.keys():
+        raise OptionError(str(path), "no report of `python -m bench run`")
+    if (found := report["schema_version"]) != SCHEMA_VERSION:
+        known = f"this program reads {SCHEMA_VERSION}"
+        raise OptionError(str(path), f"schema_version is {reprlib.repr(found)}, {known}")
+    try:
+        _check(report, _REPORT, "report")
+        for number, block in enumerate(report["benchmarks"]):
+            where = f"benchmarks[{number}]"
+            _check(block, _SKIPPED if "skipped" in block else _BENCHMARK, where)
+            for row in block.get("rows", ()):
+                if not min(row["samples"]) <= row["median"] <= max(row["samples"]):
+                    raise ValueError(f"{where}: {row['name']!r}: the median is no sample's")
+    except ValueError as error:
+        raise OptionError(str(path), str(error)) from None
+    return dict(report)
+
+
+def _check(value: Any, form: Any, where: str) -> None:
+    """``ValueError`` with the place where a value has another form."""
+    if isinstance(form, dict):
+        _check(value, dict, where)
+        for name, inner in form.items():
+            if name not in value:
+                raise ValueError(f"{where} has no {name!r}")
+            _check(value[name], inner, f"{where}.{name}")
+    elif isinstance(form, list):
+        _check(value, list, where)
+        for number, each in enumerate(value):
+            _check(each, form[0], f"{where}[{number}]")
+        if not value and where.endswith(".samples"):
+            raise ValueError(f"{where} is empty")
+    elif form is float:
+        if not isinstance(value, int | float) or not -_MOST < value < _MOST:
+            raise ValueError(f"{where} is {reprlib.repr(value)}, no number")
+    elif not isinstance(value, form):
+        raise ValueError(f"{where} is {reprlib.repr(value)}, no {form.__name__}")
 
 
 def _target(target: Target, outcome: Outcome) -> Json:

@@ -1,4 +1,9 @@
-"""``python -m bench run [NAME...] [--peers] [--smoke] [--json FILE|-]``."""
+"""``python -m bench run [NAME...] [--peers] [--smoke] [--json FILE|-]``.
+
+Kept here: what cannot be read, written or run is refused before anything is measured; a report is
+there whole or not at all; however a run ends (see ``ending``), its data is gone and its children
+are.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +13,113 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.ending import FAILURES, Failed, ended, written_to
 from bench.machine import machine_block, versions_block
 from bench.measure import Benchmark, Place, Skip
+from bench.peers.protocol import Disagreement
 from bench.registry import BENCHMARKS, BY_NAME, with_peers
 from bench.report import benchmark_block, lines_of, markdown_of, report_block, skipped_block
 from bench.summary import summary_of
+from radix.commands.terminal import Parser, check_target
+from radix.options import OptionError
+from radix.replay.output import draft_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the named benchmarks, or all that need no engine and no peer. Returns the exit status:
-    0, or 2 for bad input.
+    0 also where one was skipped or a target missed, 1 where one failed, else see ``ending``.
     """
-    options = _parse(arguments)
-    unknown = [name for name in options.names if name not in BY_NAME]
-    if unknown:
-        print(f"unknown: {', '.join(unknown)}; known: {', '.join(BY_NAME)}", file=sys.stderr)
-        return 2
+    return ended("bench run", partial(_run, _parse(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = _chosen(options)
     if options.list:
         for benchmark in BY_NAME.values():
             needs = f" [{', '.join(benchmark.tags)}]" if benchmark.tags else ""
             print(f"{benchmark.name:<16} {benchmark.title}{needs}")
         return 0
-    unnamed = with_peers() if options.peers else BENCHMARKS
-    chosen = [BY_NAME[name] for name in options.names] or list(unnamed.values())
-    peers = options.peers or not options.smoke
+    traces = _traces(options.smoke)
     shown = sys.stderr if options.json == "-" else sys.stdout
-    traces = os.environ.get("RADIX_TRACES")
-    blocks: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="radix-bench-", dir=options.data) as folder:
-        place = Place(Path(folder), Path(traces) if traces else None, peers)
+    with ExitStack() as stack:
+        target = _target(options.json, stack)
+        folder = stack.enter_context(_data(options.data))
+        place = Place(Path(folder), traces, options.peers or not options.smoke)
         machine = machine_block(place.data)
+        blocks: list[dict[str, Any]] = []
         for benchmark in chosen:
-            blocks.append(_run(benchmark, options.smoke, place))
+            blocks.append(_block(benchmark, options.smoke, place))
             print("\n".join(lines_of(blocks[-1])), file=shown, flush=True)
-    report = report_block(machine, versions_block(), blocks, options.smoke)
+        report = report_block(machine, versions_block(), blocks, options.smoke)
+        text = json.dumps(report, indent=1) + "\n"
+        if target is not None:
+            with written_to(options.json):
+                target.write_text(text, encoding="utf-8")
     print(f"digest of all results: {report['digest']}", file=shown)
     if options.markdown:
         print(markdown_of(report), summary_of(report), sep="\n\n", file=shown)
-    text = json.dumps(report, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
-    elif options.json:
-        Path(options.json).write_text(text, encoding="utf-8")
     return 0
 
 
-def _run(benchmark: Benchmark, smoke: bool, place: Place) -> dict[str, Any]:
+def _chosen(options: argparse.Namespace) -> list[Benchmark]:
+    """Those that are named, else all that need nothing that was not asked for."""
+    unknown = [name for name in options.names if name not in BY_NAME]
+    if unknown:
+        raise OptionError("NAME", f"unknown: {', '.join(unknown)}; known: {', '.join(BY_NAME)}")
+    unnamed = with_peers() if options.peers else BENCHMARKS
+    return [BY_NAME[name] for name in options.names] or list(unnamed.values())
+
+
+def _traces(smoke: bool) -> Path | None:
+    """The folder that RADIX_TRACES names, if it does; a smoke run reads no trace."""
+    named = os.environ.get("RADIX_TRACES")
+    if not named or smoke:
+        return None
+    if not os.path.isdir(named):
+        raise OptionError("RADIX_TRACES", f"{named} is no folder")
+    return Path(named)
+
+
+def _target(named: str | None, stack: ExitStack) -> Path | None:
+    """Where the report is to be written, which takes its name's place when the stack is left
+    without an error; that it can be is found out now.
+    """
+    check_target("--json", named)
+    if named is None or named == "-":
+        return None
+    draft = stack.enter_context(draft_of(named))
+    with written_to(named):
+        draft.touch()
+    return draft
+
+
+def _data(named: str | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder of this run alone."""
+    if named is not None and not os.path.isdir(named):
+        raise OptionError("--data", f"{named!r} is no folder")
+    return tempfile.TemporaryDirectory(prefix="radix-bench-", dir=named)
+
+
+def _block(benchmark: Benchmark, smoke: bool, place: Place) -> dict[str, Any]:
     sizes = benchmark.smoke if smoke else benchmark.full
     try:
         outcome = benchmark.run(sizes, place)
     except Skip as reason:
         return skipped_block(benchmark, str(reason))
+    except (*FAILURES, Disagreement) as error:
+        raise Failed(f"{benchmark.name}: {type(error).__name__}: {error}") from error
     return benchmark_block(benchmark, sizes, outcome)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench run", description="Measures, beside the limits."
-    )
+    parser = Parser(prog="python -m bench run", description="Measures, beside the limits.")
     parser.add_argument(
         "names",
         nargs="*",

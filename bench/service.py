@@ -76,6 +76,7 @@ def _running(processor: int | None, *arguments: str) -> Iterator[None]:
         [sys.executable, "-m", "bench.serving", *arguments],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
+        start_new_session=True,  # Ctrl-C is for this process, which ends it
     )
     try:
         if processor is not None:

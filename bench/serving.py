@@ -8,17 +8,14 @@ so would cost at least.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import select
-import signal
 import socket
 import sys
 
+from bench.peers.child import end_with_parent
 from radix.service.config import read_config
 from radix.service.server import Server
-
-PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
 def echo(path: str, message: int, answer: int) -> None:
@@ -52,7 +49,7 @@ def echo(path: str, message: int, answer: int) -> None:
 
 def main() -> None:
     """``echo PATH MESSAGE ANSWER``, or ``service FLAGS`` as JSON."""
-    ctypes.CDLL(None).prctl(PARENT_DIES, signal.SIGKILL)
+    end_with_parent()
     if sys.argv[1] == "echo":
         echo(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     server = Server(read_config(None, json.loads(sys.argv[2])))

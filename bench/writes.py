@@ -1,6 +1,6 @@
 """What writing less to a disk costs in hits: policies of writing over the same traffic.
 
-    python -m bench.writes TRACES     the table of docs/policies.md, over real traces
+    python -m bench.writes TRACES     the table of docs/writes.md, over real traces
 
 Kept here: what is counted are hits and blocks that go down, of a memory and a lasting tier below it
 that have slots and no bytes; each policy sees the same requests in the same order.
@@ -123,11 +123,12 @@ def run_writes(sizes: Sizes, place: Place) -> Outcome:
 
 BENCHMARKS = (
     Benchmark(
-        "writes",
+        "write-policies",
         "What policies of writing hit, and what they write",
         run_writes,
         smoke={"turns": 400, "memory": 64, "disk": 512},
         full={"turns": 20_000, "memory": 64, "disk": 2048},
+        tags=("by name",),
     ),
 )
 

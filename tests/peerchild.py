@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.peers.child import Found, Sizes, Work, serve
 
@@ -22,11 +24,16 @@ def is_pipe(fd: int) -> bool:
     return stat.S_ISFIFO(os.fstat(fd).st_mode)
 
 
-class Misbehaving:
-    """Each round's figures are the number of the round and the clock; ``fault`` says the rest."""
+FACTS = {"hits": 7}
 
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
+
+class Misbehaving:
+    """Each round's figures are the number of the round and the clock; ``fault`` says the rest.
+    ``mark``: a file that is there once it hangs.
+    """
+
+    def __init__(self, fault: str, mark: str = os.devnull) -> None:
+        self.fault, self.mark = fault, mark
         self.rounds = 0
         self.below = 0
         if fault == "starts another":
@@ -51,9 +58,26 @@ class Misbehaving:
                     print("last words", file=sys.stderr, flush=True)
                     os._exit(3)
                 case "hangs":
+                    Path(self.mark).touch()
                     time.sleep(600)
                 case "answers nonsense":
                     os.write(answers(), b"{]\n")
+                case "answers a list":
+                    os.write(answers(), b"[1]\n")
+                case "answers half":
+                    os.write(answers(), b'{"us": {"number": 2.0}}\n')
+                case "answers a text":
+                    os.write(answers(), b'{"us": {"number": "2"}, "facts": {}}\n')
+                case "answers no number":
+                    os.write(answers(), b'{"us": {"number": NaN}, "facts": {}}\n')
+                case "answers twice":
+                    answer = {"us": {"number": 2.0, "clock": time.monotonic()}, "facts": FACTS}
+                    os.write(answers(), 2 * (json.dumps(answer).encode() + b"\n"))
+                case "answers without end":
+                    for _ in range(64):
+                        os.write(answers(), b"x" * (1 << 16))
+                case "times another":
+                    return {"other": 1.0}, FACTS
         count = self.rounds if self.fault == "counts otherwise each time" else 7
         if self.fault == "counts otherwise":
             count = 8
@@ -62,7 +86,7 @@ class Misbehaving:
 
 
 def make(arguments: Sequence[str]) -> Work:
-    return Misbehaving(arguments[0])
+    return Misbehaving(*arguments)
 
 
 if __name__ == "__main__":

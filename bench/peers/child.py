@@ -3,13 +3,16 @@
 A program of a peer calls ``serve`` with a function that makes its work; nothing of the peer is
 imported before ``serve`` runs, because what the peer prints goes to standard error from then on.
 Kept here: standard output carries answers and nothing else; whatever fails is one answer with the
-key ``error``, and the child goes on. Only the standard library, numpy and the peer are needed.
+key ``error``, and the child goes on; it ends with its parent, also where its peer hangs. Only the
+standard library, numpy and the peer are needed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,6 +22,7 @@ from bench.measure import no_collection
 Sizes = Mapping[str, int]
 Facts = Mapping[str, int | str]
 Found = tuple[Mapping[str, float], Facts]
+_PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
 class Work(Protocol):
@@ -39,10 +43,16 @@ class Work(Protocol):
         ...
 
 
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)
+
+
 def serve(make: Callable[[Sequence[str]], Work], arguments: Sequence[str] | None = None) -> int:
     """Answers requests from standard input until it ends or says "quit". ``make`` is given the
     program's arguments. Returns the exit status.
     """
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     given = sys.argv[1:] if arguments is None else arguments

@@ -10,6 +10,7 @@ its number, however a measurement ends.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -28,6 +29,11 @@ from bench.measure import Facts, Place, Ratio, Row, Sizes, Target, ratio
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ".venv-peers"
 _LAST_BYTES = 2000
+_LONGEST_ANSWER = 1 << 20
+_ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {  # what they map names to, by request
+    "hello": {"versions": (str,)},
+    "round": {"us": (int, float), "facts": (int, str)},
+}
 LEFT_OUT = "not started: a smoke run starts peers where --peers asks for them"
 _GRACE_S = 10.0  # for a child that ends by itself
 
@@ -75,26 +81,33 @@ class Child:
         self._reason = "not started"
 
     def __enter__(self) -> Child:
-        peer = self.peer
-        if not peer.python.exists():
-            raise PeerError(f"no environment {ENVIRONMENTS}/{peer.env}: make bench-peers")
         self._log = os.memfd_create("log")
-        self._process = subprocess.Popen(
-            [str(peer.python), "-m", peer.program, *peer.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            start_new_session=True,
-        )
         try:
+            self._process = self._started()
             self.versions = self.ask({"do": "hello"})["versions"]
         except BaseException:
             self._end()
             os.close(self._log)
             raise
         return self
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        peer = self.peer
+        try:
+            if not peer.python.exists():
+                raise PeerError(f"no environment {ENVIRONMENTS}/{peer.env}: make bench-peers")
+            return subprocess.Popen(
+                [str(peer.python), "-m", peer.program, *peer.arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            where = f"environment {ENVIRONMENTS}/{peer.env}" if peer.env else "interpreter"
+            raise PeerError(f"the {where} does not start: {error.strerror}") from None
 
     def __exit__(
         self,
@@ -120,6 +133,9 @@ class Child:
         if self._process is None:
             raise PeerError(self._reason)
         what = request["do"]
+        if unasked := self._unasked():
+            self._end()
+            self._refuse(f"said {unasked[:80]!r} before it was asked for {what!r}")
         try:
             self._tell(request)
             line = self._line(self.peer.deadline_s)
@@ -131,11 +147,10 @@ class Child:
         if not line:
             status = self._end(_GRACE_S)
             self._refuse(f"ended with status {status} in {what!r}{self._last_words()}")
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
+        answer = _answer_in(line, what)
+        if answer is None:
             self._end()
-            self._refuse(f"answered {line[:80]!r}, which is no JSON")
+            self._refuse(f"answered {line[:80]!r}, which is no answer to {what!r}")
         if "error" in answer:
             raise PeerError(str(answer["error"]))
         return answer
@@ -150,6 +165,14 @@ class Child:
         pipe.write(json.dumps(request).encode() + b"\n")
         pipe.flush()
 
+    def _unasked(self) -> bytes:
+        """What it said beyond its last answer, and would be taken for its next."""
+        assert self._process is not None and self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        if not self._rest and select.select([file], [], [], 0.0)[0]:
+            self._rest = os.read(file, 1 << 16)
+        return self._rest
+
     def _line(self, patience_s: float) -> bytes:
         """The next line of its output, empty where it ended. ``TimeoutError`` where none came."""
         assert self._process is not None and self._process.stdout is not None
@@ -162,6 +185,8 @@ class Child:
             if not more:
                 return b""
             self._rest += more
+            if len(self._rest) > _LONGEST_ANSWER:
+                return self._rest
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
@@ -192,6 +217,26 @@ class Child:
         return process.wait()
 
 
+def _answer_in(line: bytes, what: str) -> dict[str, Any] | None:
+    """What a line says in answer to a request (see ``child``), None where it is no such answer."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(answer, dict):
+        return None
+    if "error" in answer:
+        return answer
+    for name, kinds in _ANSWERS.get(what, {}).items():
+        values = answer.get(name)
+        if not isinstance(values, dict):
+            return None
+        if not all(isinstance(value, kinds) for value in values.values()):
+            return None
+    spans = answer["us"].values() if what == "round" else ()
+    return answer if all(map(math.isfinite, spans)) else None
+
+
 @dataclass(slots=True)
 class Found:
     """What peers found at one workload: us of each operation for each round by label, the counts,
@@ -210,9 +255,11 @@ class Found:
         if facts != answer["facts"]:
             raise Disagreement(f"{label} counts {answer['facts']}, in the round before {facts}")
         if keep:
-            samples = self.samples.setdefault(label, {})
+            samples = self.samples.setdefault(label, {name: [] for name in answer["us"]})
+            if samples.keys() != answer["us"].keys():
+                raise PeerError("timed other operations than in the round before")
             for name, us in answer["us"].items():
-                samples.setdefault(name, []).append(us)
+                samples[name].append(us)
 
     def forget(self, label: str, reason: str) -> None:
         """A peer failed: nothing of it counts."""

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from bench.measure import Row
-from bench.peers.protocol import Case, Disagreement, Found, Peer, measure_cases, times_faster
+from bench.peers import protocol
+from bench.peers.protocol import (
+    Case,
+    Child,
+    Disagreement,
+    Found,
+    Peer,
+    PeerError,
+    measure_cases,
+    times_faster,
+)
 
 GOOD = Peer("good", "plain", "tests.peerchild", arguments=("nothing",), deadline_s=60.0)
 CASE = Case("a", "any", {"rounds": 3})
@@ -59,15 +69,47 @@ def test_rounds_go_in_turn_and_the_first_is_discarded() -> None:
     [
         ("dies", "ended with status 3 in 'round': last words"),
         ("hangs", "silent for 8 s in 'round'"),
-        ("answers nonsense", "no JSON"),
+        ("answers nonsense", "no answer to 'round'"),
+        ("answers a list", "answered b'[1]', which is no answer to 'round'"),
+        ("answers half", "no answer to 'round'"),
+        ("answers a text", "no answer to 'round'"),
+        ("answers no number", "no answer to 'round'"),
+        ("answers twice", "before it was asked for 'round'"),
+        ("answers without end", "no answer to 'round'"),
+        ("times another", "timed other operations than in the round before"),
     ],
 )
 def test_one_that_fails_under_way_has_no_rows_and_no_process(fault: str, reason: str) -> None:
+    """An answer that was JSON, and of another form, ended the run with a traceback, as its fields
+    were taken unseen; of two answers in one the second passed for that of the next round.
+    """
     found = measured(faulty(fault, deadline_s=8.0 if fault == "hangs" else 60.0), GOOD)
     assert reason in found.failed["faulty"]
     assert set(found.samples) == set(found.facts) == {"good"}
     assert found.samples["good"]["number"] == [2.0, 3.0, 4.0]
     assert not alive(int(found.versions[f"pid of {fault}"]))
+
+
+@pytest.mark.parametrize("broken", ["no program", "a folder", "of no program"])
+def test_one_whose_interpreter_does_not_start_is_named(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment that was half made or copied from another machine ended the whole run with a
+    traceback: only one that was not there at all was looked for.
+    """
+    monkeypatch.setattr(protocol, "ROOT", tmp_path)
+    python = tmp_path / ".venv-peers" / "half" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    if broken == "a folder":
+        python.mkdir()
+    else:
+        python.write_text("text" if broken == "no program" else "#!/no/such/interpreter\n")
+        python.chmod(0o755 if broken == "of no program" else 0o644)
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(PeerError, match=r"environment .venv-peers/half does not start: \w"):
+        with Child(faulty("nothing", env="half")):
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_one_without_an_environment_says_how_to_make_it() -> None:
