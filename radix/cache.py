@@ -255,7 +255,7 @@ class PrefixCache(Stepping, Traffic):
             self._keeps,
         )
         self._inserting = Inserting(self.residency, self.transfers, page, align)
-        self._pooled = pooled_insert(self._inserting)
+        self._pooled = None if self._inserting.coarse else pooled_insert(self._inserting)
 
     def _open(self, media: tuple[Tier, ...], largest: Largest | None) -> None:
         opened: list[Tier] = []

@@ -23,6 +23,7 @@ from radix.errors import CapacityError, LeaseError
 from radix.groups import Rule
 from radix.keys import Tokens
 from radix.lease import Lease
+from radix.misses import lookahead_pages
 from radix.plan import Cursor
 from radix.residency import Residency
 from radix.steps import CURSORS, Counts, of_request
@@ -109,17 +110,16 @@ class Inserting:
     """The engine-driven insert of one cache. ``columns``: those of the first tier, by group."""
 
     def __init__(
-        self,
-        residency: Residency,
-        transfers: Transfers,
-        page_tokens: int,
-        align_tokens: int,
+        self, residency: Residency, transfers: Transfers, page_tokens: int, align_tokens: int
     ) -> None:
         self.residency = residency
         self.transfers = transfers
         self.page_tokens = page_tokens
         self.align_tokens = align_tokens
         self.parts = any(not rule.everywhere for rule in residency.rules)
+        self._step, self._ahead = align_tokens // page_tokens, lookahead_pages(residency)
+        # An end at which nothing can be hit: its windows begin further up.
+        self.coarse = self._step > 1 and any(rule.reach_tokens for rule in residency.rules)
         self.plain = all(
             rule.everywhere and rule.block_pages == 1 and not rule.lookahead_pages
             for rule in residency.rules
@@ -166,9 +166,10 @@ class Inserting:
         elif rule.per_position:
             mask[np.array(boundaries, np.int64) - 1 - first] = True
         else:
-            for length in (*boundaries, last // size * size):
+            for length in boundaries:
                 lo = rule.first_page(length) + ahead
                 mask[max(0, lo - first) : max(0, min(length + ahead, last) - first)] = True
+            mask[max(0, self._kept_from(rule, last) + ahead - first) :] = True
         if size > 1:
             mask &= (np.arange(first, last) + 1) % size == 0
         return mask
@@ -233,9 +234,8 @@ class Inserting:
                 self.residency.tree.release(pin, stamp=False)
         return Rows(slots, spans)
 
-    @staticmethod
     def _one_span(
-        rule: Rule, first: int, last: int, boundaries: Sequence[int]
+        self, rule: Rule, first: int, last: int, boundaries: Sequence[int]
     ) -> tuple[int, int] | None:
         """Which of the new pages get a slot, as mostly: all in a row. None: look closely."""
         if rule.block_pages > 1 or rule.lookahead_pages or not rule.kept:
@@ -248,16 +248,17 @@ class Inserting:
             return (boundaries[0] - 1 - first, boundaries[0] - first) if boundaries else (0, 0)
         if boundaries and (len(boundaries) > 1 or boundaries[0] != last):
             return None
-        return max(0, rule.first_page(last) - first), last - first
+        return max(0, self._kept_from(rule, last) - first), last - first
+
+    def _kept_from(self, rule: Rule, last: int) -> int:
+        """The first page that is kept of a window at an end: what the longest hit before it needs,
+        and all behind that, for what goes on from there.
+        """
+        end = max(0, last - self._ahead) // self._step * self._step
+        return rule.first_page(end // rule.block_pages * rule.block_pages)
 
     def _missing(
-        self,
-        group: int,
-        rule: Rule,
-        first: int,
-        last: int,
-        boundaries: Sequence[int],
-        at: Cursor,
+        self, group: int, rule: Rule, first: int, last: int, boundaries: Sequence[int], at: Cursor
     ) -> Mask:
         """Which of the pages get a slot and have none on the path to ``at``."""
         mask = self.wanted(rule, first, last, boundaries)
