@@ -76,6 +76,7 @@ class FlatEpochs:
             same = (job.move.root, job.move.group) == (core.root, group)
             if same and not names.isdisjoint(job.keys):
                 self._transfers.void(job)
+        self._transfers.recall(core.root, group, names)
         nodes = core.find(keys)
         there = nodes != 0
         every = range(len(self._residency.tiers))
@@ -90,6 +91,7 @@ class FlatEpochs:
         for job in list(self._transfers.jobs.values()):
             if job.move.root == core.root:
                 self._transfers.void(job)
+        self._transfers.recall(core.root)
         views = tree.children(core.root, after, most)
         keys = np.empty((len(views), tree.page_bytes), np.uint8)
         for row, view in enumerate(views):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 
 import numpy as np
@@ -133,6 +133,19 @@ class FlatOffers(Jobs[FlatMove], ABC):
         most = self.tiers[0].capacity_blocks(again.group)
         while sum(len(kept.keys) for kept in self._waiting) > most:
             self._decline(self._waiting.popleft())
+
+    def recall(self, root: int, group: int | None = None, names: Set[Key] | None = None) -> None:
+        """Keys that wait to be copied from the engine's rows are not copied any more: those of a
+        namespace (``group``: of this one; ``names``: of them these). Cost: what waits.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        for offer in waiting:
+            if offer.rows is None or offer.root != root or group not in (None, offer.group):
+                self._waiting.append(offer)
+            elif names is not None:
+                left = np.array([name not in names for name in names_of(offer.keys)], np.bool_)
+                if left.any():
+                    self._waiting.append(offer.part(left))
 
     def _decline(self, offer: Offer) -> None:
         self.count("declined", offer.source + 1, offer.group, len(offer.keys))
