@@ -11,12 +11,14 @@ import pytest
 from vllm.v1.kv_offload.base import OffloadPolicy, ReqContext
 
 from tests.vllm import scenario
-from tests.vllm.models import LLAMA
+from tests.vllm.models import LLAMA, MODELS
 from tests.vllm.offloadrig import HIT, MISS, OffloadRig, context_of, keys_of
 from tests.vllm.rig import Engine, offloading
 from tests.vllm.scenario import MIB, REACHABLE, Counted, Record
 
+MANAGER = "scheduler.connector.connector_scheduler.manager"
 ROOM = 8
+TEXT = 24
 BAD: tuple[object, ...] = (
     {"priority": 101},
     {"priority": 5.0},
@@ -176,31 +178,75 @@ def test_a_hinted_prompt_survives_in_a_real_engine_where_an_unhinted_one_goes(
     start: Callable[..., Engine], record: Record
 ) -> None:
     """Four prompts of 1.5 MiB each over 4 MiB of host memory; the first would be the first to go.
-    What another says is no hint, and it is served all the same.
+    What another says is no hint, and it is served all the same. Then all run at once, hinted, with
+    room for two on the device.
     """
-    with start(LLAMA, offloading(host_bytes=4 * MIB, policy="priority")) as engine:
+    with start(
+        LLAMA,
+        offloading(host_bytes=4 * MIB, policy="priority"),
+        num_gpu_blocks_override=96,
+        max_model_len=2048,
+    ) as engine:
         counted = Counted(engine)
-        kept, gone, *others = scenario.prompts(1, 2, 3, 4)
-        cold = engine.generate([kept], hints={"keep_for": 3600}) + engine.generate([gone])
-        bad = engine.generate([others[0]], hints={"keepfor": 3600})
-        engine.generate([others[1]])
+        kept, gone, *others = asked = scenario.prompts(1, 2, 3, 4)
+        cold = engine.generate([kept], TEXT, hints={"keep_for": 3600})
+        cold += engine.generate([gone], TEXT)
+        cold += engine.generate([others[0]], TEXT, hints={"keepfor": 3600})
+        cold += engine.generate([others[1]], TEXT)
         engine.generate(scenario.prompts(9), 2)
         assert engine.reset()
         counted.look()
-        warm = engine.generate([kept])
+        warm = engine.generate([kept], TEXT)
         equal = scenario.same_tokens(cold[:1], warm)
         row, grown = scenario.row("hinted", LLAMA, "one process", counted, equal=equal)
         record(row)
         assert equal, (cold, warm)
         assert row.vllm_hits == warm[0].cached_tokens == REACHABLE["llama"]
         assert row.our_hits == row.vllm_hits, grown
-        again = engine.generate([gone])
-        equal = scenario.same_tokens(cold[1:], again)
+        again = engine.generate([gone], TEXT)
+        equal = scenario.same_tokens(cold[1:2], again)
         row, _ = scenario.row("not hinted", LLAMA, "one process", counted, equal=equal)
         record(row)
         assert equal, (cold, again)
         assert row.vllm_hits == again[0].cached_tokens == 0
-        assert bad[0].tokens
         told = engine.metrics()
         assert told["vllm:radix_hints{outcome=taken}"] == 1
         assert told["vllm:radix_hints{outcome=refused}"] == 1
+        counted.look()
+        together = engine.generate(asked, TEXT, hints={"expects_return": 30, "priority": 3})
+        equal = scenario.same_tokens(cold, together)
+        row, grown = scenario.row("hinted, preempted", LLAMA, "one process", counted, equal=equal)
+        record(row)
+        assert equal, (cold, together)
+        assert grown["vllm:num_preemptions"] > 0
+        assert engine.ask(f"{MANAGER}.check()") == "None"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_next"])
+def test_a_hinted_request_of_windows_or_states_gets_the_tokens_of_the_cold_run(
+    name: str, start: Callable[..., Engine], record: Record
+) -> None:
+    """A hinted request has blocks offered that came from the host or were on the device: windows
+    and states among them, of which many are gone by then.
+    """
+    model = MODELS[name]
+    asked = scenario.prompts(1)
+    longer = [asked[0] + scenario.prompts(2)[0][:700]]
+    hints = {"keep_for": 60, "priority": 3}
+    with start(model, offloading(host_bytes=64 * MIB, policy="priority")) as engine:
+        counted = Counted(engine)
+        cold, cold_longer = engine.generate(asked, TEXT), engine.generate(longer, TEXT)
+        assert engine.reset(connector=True)
+        assert scenario.same_tokens(cold, engine.generate(asked, TEXT, hints=hints))
+        counted.look()
+        # Of the longer one the device has a part; then none, and the host all of it.
+        for again in range(2):
+            told = engine.generate(longer, TEXT, hints=hints)
+            equal = scenario.same_tokens(cold_longer, told)
+            assert equal, (again, cold_longer, told)
+            assert told[0].cached_tokens >= REACHABLE[name], again
+            assert engine.reset()
+        row, grown = scenario.row(f"hinted {name}", model, "one process", counted, equal=equal)
+        record(row)
+        assert row.vllm_hits > 0, grown
+        assert engine.ask(f"{MANAGER}.check()") == "None"
