@@ -33,7 +33,7 @@ from radix.tier import (
 )
 from tiers.pools import PooledTier, blocks_of_groups, checked_count
 from tiers.remote_backend import Backend, BackendError
-from tiers.remote_directory import new_epoch, put_epoch
+from tiers.remote_directory import put_epoch
 from tiers.remote_ends import RemoteCounts
 from tiers.remote_lanes import CLOSE_S
 from tiers.remote_transfers import RemoteConfig, RemoteTransfers
@@ -61,7 +61,7 @@ def begin_epoch(url: str, prefix: str, timeout_s: float) -> None:
     backend = backend_of(url)
     try:
         backend.open(timeout_s)
-        put_epoch(backend, epoch_name(prefix), new_epoch(), timeout_s)
+        put_epoch(backend, epoch_name(prefix), (), timeout_s)
     except BackendError as error:
         raise TierUnavailableError("remote", f"no new epoch: {error}") from error
     finally:

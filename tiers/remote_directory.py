@@ -6,27 +6,75 @@ tier's half of I7: one slot, one block.
 from __future__ import annotations
 
 import secrets
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from radix.tier import Slots
 from tiers.remote_backend import Backend, BackendError
-from tiers.remote_values import DIGESTS, EPOCH_BYTES, MOST_KEY_BYTES, Blocks, sealed_epoch
+from tiers.remote_values import (
+    DIGESTS,
+    EPOCH_BYTES,
+    MOST_KEY_BYTES,
+    Blocks,
+    is_epoch,
+    sealed_epoch,
+)
+
+_ORDERED = b"\xe9\x0crd"  # those of before they had an order begin by chance
+_ORDINAL_BYTES = 6
+_TRIES = 8
 
 
-def new_epoch() -> bytes:
-    """One that nobody has."""
-    return secrets.token_bytes(EPOCH_BYTES)
-
-
-def put_epoch(backend: Backend, name: str, epoch: bytes, timeout_s: float) -> None:
-    """An epoch is in force for all who go by this name, once they look. ``BackendError``: perhaps
-    not. Blocks.
+def new_epoch(*known: bytes) -> bytes:
+    """One that nobody has, and that outdates all of ``known``; by the clock, most likely, also
+    those that are not known here.
     """
-    value = sealed_epoch(epoch)
-    if backend.replace(name, value, timeout_s, absent=False) != value:
-        raise BackendError("the part of it that keeps the epoch does not answer")
+    after = len(_ORDERED)
+    ordinals = [
+        int.from_bytes(epoch[after : after + _ORDINAL_BYTES], "big")
+        for epoch in known
+        if epoch.startswith(_ORDERED)
+    ]
+    ordinal = max([int(time.time() * 1000), *(each + 1 for each in ordinals)])
+    ordinal = min(ordinal, (1 << 8 * _ORDINAL_BYTES) - 1)
+    begin = _ORDERED + ordinal.to_bytes(_ORDINAL_BYTES, "big")
+    return begin + secrets.token_bytes(EPOCH_BYTES - len(begin))
+
+
+def outdates(epoch: bytes, other: bytes) -> bool:
+    """Whether an epoch is known to have begun after another one."""
+    return epoch.startswith(_ORDERED) and other.startswith(_ORDERED) and epoch > other
+
+
+def put_epoch(
+    backend: Backend,
+    name: str,
+    known: tuple[bytes, ...],
+    timeout_s: float,
+    begins: Callable[[bytes], None] = lambda epoch: None,
+) -> bytes:
+    """Begins an epoch for all who go by this name, once they look: that which is in force then. Of
+    several who begin one at the same time the greatest stays, and is the others' as well.
+    ``begins`` is told before it can be read there.
+
+    Raises ``BackendError``: perhaps none has begun. Blocks.
+    """
+    found = backend.replace(name, sealed_epoch(new_epoch(*known)), timeout_s, absent=True)
+    if found is not None and is_epoch(found):
+        known = (*known, found[:EPOCH_BYTES])
+    epoch = new_epoch(*known)
+    begins(epoch)
+    for _ in range(_TRIES):
+        found = backend.replace(name, sealed_epoch(epoch), timeout_s, absent=False)
+        if found is None:
+            break
+        if is_epoch(found) and (found[:EPOCH_BYTES] == epoch or outdates(found, epoch)):
+            return found[:EPOCH_BYTES]
+    raise BackendError("the part of it that keeps the epoch does not answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +126,13 @@ class Directory:
 
 
 class Epochs:
-    """The epochs of a deployment that were seen, the last of them in force."""
+    """The epochs of a deployment that were seen, the last of them in force. From any thread: one
+    that was read before another came into force never comes after it.
+    """
 
     def __init__(self) -> None:
         self._seen: list[bytes] = []
+        self._lock = threading.Lock()
 
     @property
     def number(self) -> int:
@@ -94,12 +145,14 @@ class Epochs:
         return self._seen[-1]
 
     def left(self, epoch: bytes) -> bool:
-        """Whether it was in force before, and is not any more."""
-        return epoch in self._seen[:-1]
+        """Whether it was in force before and is not any more, or is of before that which is."""
+        seen = self._seen
+        return epoch in seen[:-1] or bool(seen and outdates(seen[-1], epoch))
 
     def saw(self, epoch: bytes) -> bool:
-        """This is in force now; whether it was another one before."""
-        if self._seen and self._seen[-1] == epoch:
-            return False
-        self._seen.append(epoch)
-        return True
+        """This is in force now, unless it was left; whether it was another one before."""
+        with self._lock:
+            if (self._seen and self._seen[-1] == epoch) or self.left(epoch):
+                return False
+            self._seen.append(epoch)
+            return True

@@ -261,8 +261,10 @@ class RedisBackend:
         self._ask(names, lambda pipe, at: pipe.unlink(names[at]), range(len(names)))
 
     def replace(self, name: str, value: bytes, timeout_s: float, *, absent: bool) -> bytes | None:
-        """SET, with NX where ``absent``."""
-        self._ask([name], lambda pipe, at: pipe.set(name, value, nx=absent), [0])
+        """SET, with NX where ``absent``; one that was not answered may not have been heard."""
+        told = self._ask([name], lambda pipe, at: pipe.set(name, value, nx=absent), [0])
+        if not absent and told.get(0) is not True:
+            return None
         found = self._ask([name], lambda pipe, at: pipe.get(name), [0]).get(0)
         return found if isinstance(found, bytes) else None
 

@@ -160,7 +160,7 @@ class RemoteTransfers:
         """Learns the epoch in force, or begins the first; in any thread. One that was left is never
         gone back to: a backend that lost its last writes is told the present one again.
         """
-        fresh = sealed_epoch(new_epoch())
+        fresh = sealed_epoch(new_epoch(*self._known()))
         name, replace = self._names.epoch_name, self._backend.replace
         value = replace(name, fresh, timeout_s, absent=True)
         if value is not None and not is_epoch(value):  # damaged: one under which nothing is found
@@ -178,15 +178,20 @@ class RemoteTransfers:
         """Writes a new epoch for all who share the prefix, in any thread; here it is in force from
         ``renew`` on: nothing is stored under it before. Blocks. ``TierUnavailableError``.
         """
-        epoch = self._begun = new_epoch()
         try:
             if not (self.alive or self._config.own_epochs):
                 raise BackendError("it does not answer")
-            deadline_s = self._config.deadline_s
-            put_epoch(self._backend, self._names.epoch_name, epoch, deadline_s)
+            name, deadline_s = self._names.epoch_name, self._config.deadline_s
+            self._begun = put_epoch(self._backend, name, self._known(), deadline_s, self._begins)
         except BackendError as error:
             self._begun = None
             raise TierUnavailableError(self._config.name, f"no new epoch: {error}") from error
+
+    def _begins(self, epoch: bytes) -> None:
+        self._begun = epoch
+
+    def _known(self) -> tuple[bytes, ...]:
+        return () if self._epochs.number < 0 else (self._epochs.current,)
 
     def renew(self) -> None:
         """Goes by a new epoch from now on. Blocks unless one was begun."""
@@ -194,7 +199,9 @@ class RemoteTransfers:
             self.begin_epoch()
         begun, self._begun = self._begun, None
         assert begun is not None  # else it was not begun, and that was raised
-        self._epochs.saw(begun)
+        if not self._epochs.saw(begun):  # another's came since, and blocks may stand under it
+            self._epochs.saw(new_epoch(self._epochs.current))
+            self._epoch_seen_s = 0.0  # the backend is told when it is asked next
 
     # ------------------------------------------------------------------ start
     def store(self, transfer: Transfer, upper: Tier, cut: Cut) -> None:
