@@ -25,6 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         print(f"bench: {error}: make setup installs it, in .venv", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while all of that was imported, which takes seconds
+        print("bench: interrupted", file=sys.stderr)
+        return 130
     wanted = bool({"-h", "--help"} & set(arguments[:1]))
     print(USAGE, file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from bench.ending import ended
+from radix.options import OptionError
 from radix.policy.eviction import NATIVE_POLICIES
 from radix.replay.chains import encode_chains
 from radix.replay.index import replay_index
@@ -291,7 +294,7 @@ def draw(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Counts, or draws what was counted."""
+    """Counts, or draws what was counted. Returns the exit status (see ``ending``)."""
     parser = argparse.ArgumentParser(prog="python -m bench.curves", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     counting = commands.add_parser("replay", help="count the hits of all policies")
@@ -301,11 +304,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--policy", default=",".join(COUNTED), help="only these, the others as they are kept"
     )
     commands.add_parser("draw", help="draw what was kept, and write the tables of the page")
-    options = parser.parse_args(arguments)
+    return ended("bench.curves", partial(_run, parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command == "replay":
-        for part in PARTS:
-            if not options.names or part.name in options.names:
-                keep(part, replay(part, options.traces, parse_policies(options.policy)))
+        known = {part.name: part for part in PARTS}
+        if unknown := [name for name in options.names if name not in known]:
+            raise OptionError("NAME", f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+        policies = parse_policies(options.policy)
+        for name in options.names or known:
+            keep(known[name], replay(known[name], options.traces, policies))
         return 0
     draw(FIGURE)
     PAGE.write_text(written(PAGE.read_text()))

@@ -4,10 +4,10 @@ loads that run while the device computes, on a timeline.
     python -m bench.gpu [--trace FILE] [--json FILE]     needs CUDA; under four minutes
     python -m bench.gpu --cpu                            the same calls on the CPU: it works
 
-Status: 0 everything was as it should be, 1 bytes were wrong or a target was missed, 2 bad input, 3
-no CUDA device. Kept here: blocks lie at random places of a layer-first pool, their bytes are
-compared after each direction, a copy counts once its acknowledgement was polled, and the plain copy
-of a round is the fastest of that round.
+Status: 0 everything was as it should be, 1 bytes were wrong or a target was missed, 3 no CUDA
+device, else see ``bench.ending``. Kept here: blocks lie at random places of a layer-first pool,
+their bytes are compared after each direction, a copy counts once its acknowledgement was polled, and
+the plain copy of a round is the fastest of that round.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy.typing as npt
 import torch
 
 from bench.copies import torch_threads
+from bench.ending import ended, written_to
 from bench.machine import machine_block, versions_block
 from bench.measure import (
     LIMIT,
@@ -45,8 +46,10 @@ from bench.measure import (
     ratio,
 )
 from bench.report import benchmark_block, lines_of, report_block
+from radix.commands.terminal import check_target
 from radix.groups import Group
 from radix.layout import Layout, Part
+from radix.replay.output import draft_of
 from radix.replay.timeline import Timeline
 from radix.tier import Transfer, TransferDone, Urgency
 from tiers.device import DeviceTier
@@ -405,7 +408,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trace", metavar="FILE", default="gpu-overlap.json", help="where the timeline goes"
     )
-    options = parser.parse_args(arguments)
+    return ended("bench.gpu", partial(_run, parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    check_target("--json", options.json)
+    check_target("--trace", options.trace)
     sizes = _CPU if options.cpu else _FULL
     try:
         outcome = measure(sizes, Path(options.trace))
@@ -421,7 +429,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.cpu:
             machine["gpu"] = _CUDA.get_device_name()
         report = report_block(machine, versions_block(), [block], options.cpu)
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        with written_to(options.json), draft_of(options.json) as draft:
+            draft.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     wrong = wrong_of(outcome)
     for line in wrong:
         print(f"WRONG BYTES: {line}", file=sys.stderr)

@@ -16,9 +16,11 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.curves import KEPT, PAGE, PARTS, SIZES, Part, kept, rows
+from bench.ending import ended
 from radix.replay.chains import encode_chains
 from radix.replay.hints import hints_of
 from radix.replay.index import replay_index
@@ -101,13 +103,16 @@ def written(page: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Counts, or writes what was counted."""
+    """Counts, or writes what was counted. Returns the exit status (see ``ending``)."""
     parser = argparse.ArgumentParser(prog="python -m bench.hints", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     counting = commands.add_parser("replay", help="count what hints are worth")
     counting.add_argument("traces", type=Path, help="the folder of the traces")
     commands.add_parser("draw", help="write the tables of the page")
-    options = parser.parse_args(arguments)
+    return ended("bench.hints", partial(_run, parser.parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     if options.command == "draw":
         PAGE.write_text(written(PAGE.read_text()))
         return 0

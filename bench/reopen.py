@@ -102,8 +102,9 @@ def _fill(folder: Path, records: Records) -> None:
             )
             tier.store(Transfer(job + 1, 0, rows, slots, Urgency.STORE, own), upper)
             tier.flush()
-            if not all(done.good.all() for done in tier.poll()):
-                raise RuntimeError("a store failed")
+            for done in tier.poll():
+                if not done.good.all():
+                    raise RuntimeError(f"a store failed: {done.error}")
             tier.commit(0, slots)
             if (job + 1) % PUNCH_BATCHES == 0:
                 _punch(folder)

@@ -9,14 +9,17 @@ that have slots and no bytes; each policy sees the same requests in the same ord
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from bench.ending import ended
 from bench.measure import OURS, Benchmark, Outcome, Place, Rounds, Sizes
 from radix.cache import PrefixCache
+from radix.commands.terminal import Parser
 from radix.errors import CapacityError
 from radix.groups import Group
 from radix.keys import Tokens
@@ -133,12 +136,18 @@ BENCHMARKS = (
 )
 
 
-def main(folder: str) -> None:
-    """Prints a table over real traces."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table over real traces. Returns the exit status (see ``ending``)."""
+    parser = Parser(prog="python -m bench.writes", description="What policies of writing hit.")
+    parser.add_argument("traces", type=Path, help="the folder of the traces")
+    return ended("bench.writes", partial(_table, parser.parse_args(arguments).traces))
+
+
+def _table(folder: Path) -> int:
     print("| trace | disk | policy | hits | of them below | written of asked | against all |")
     print("|---|---:|---|---:|---:|---:|---:|")
     for name in TRACES:
-        trace = read_trace(str(Path(folder) / name))
+        trace = read_trace(str(folder / name))
         unique = encode_chains(trace).unique_blocks
         for share in DISKS:
             whole = 0
@@ -154,7 +163,8 @@ def main(folder: str) -> None:
                     f"| {100 * (found.written / whole - 1):+.0f} % |",
                     flush=True,
                 )
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main())

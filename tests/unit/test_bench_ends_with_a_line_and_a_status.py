@@ -5,6 +5,7 @@ leaves nothing behind: no child, no data, no half report, no open file.
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -57,7 +58,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], N
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.startswith("bench "), said
+    assert said.count("\n") == 1 and said.startswith("bench"), said
     return said
 
 
@@ -110,11 +111,63 @@ def test_a_folder_of_traces_that_is_none_is_refused_before_anything_runs(
     assert calls == [1]
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        ("gpu", ["--cpu", "--json", "{tmp}/none/r", "--trace", "{tmp}/t"], "--json: {tmp}/none/r"),
+        ("gpu", ["--cpu", "--trace", "{tmp}/none/t"], "--trace: {tmp}/none/t cannot be written"),
+        ("gpu", ["--cpu", "--trace", "/dev/null", "--json", "/dev/full"], "/dev/full: No space"),
+        ("writes", ["{tmp}/none"], "oasst_en100_tok.jsonl.gz: no such file"),
+        ("curves", ["replay", "{tmp}/none"], "mooncake_conversation.jsonl.gz: no such file"),
+        ("curves", ["replay", "{tmp}", "nope"], "unknown: nope; known: chat, agents"),
+        ("curves", ["replay", "{tmp}", "--policy", "nope"], "unknown policy 'nope'"),
+        ("hints", ["replay", "{tmp}/none"], "claude_code_mix64.jsonl.gz: no such file"),
+    ],
+)
+def test_the_other_programs_refuse_bad_input_in_a_line_too(
+    program: str,
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder without the traces was a traceback; a part that is none was left out without a
+    word, and the status was 0.
+    """
+    pytest.importorskip("matplotlib")
+    entry_of = importlib.import_module(f"bench.{program}").main
+    assert entry_of([each.replace("{tmp}", str(tmp_path)) for each in arguments]) == 2
+    last = capsys.readouterr().err
+    assert last.count("\n") == 1 and last.startswith(f"bench.{program}: "), last
+    assert said.replace("{tmp}", str(tmp_path)) in last
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_is_given_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main(["--help"]) == 0
     assert "bench plot REPORT.json" in capsys.readouterr().out
     assert entry.main(["drw"]) == 2
     assert capsys.readouterr().err.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "bench: interrupted\n"),
+        (ModuleNotFoundError("No module named 'numpy'"), 1, "'numpy': make setup installs it"),
+    ],
+)
+def test_what_happens_while_modules_are_loaded_is_a_line_too(
+    error: BaseException,
+    status: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C in the seconds that torch takes, and another interpreter, ended in a traceback."""
+    monkeypatch.setattr("bench.run.main", lambda arguments: refuse(error)())
+    assert entry.main(["run"]) == status
+    assert said in one_line(capsys)
 
 
 # -------------------------------------------------------------- what goes wrong
