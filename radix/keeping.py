@@ -392,10 +392,8 @@ class Keeping:
                 self._rest(work, group, slots, reuse)
 
     def _slide(self, work: Work, reuse: Fence) -> None:
-        """What lies behind every window gives its slot back."""
-        if not self.placed:
-            return
-        if not work.computed:
+        """What lies behind every window gives its slot back. Cost: what was left since the last."""
+        if not self.placed or not work.computed:
             return
         # the last length that these tokens alone could hit
         last = max(0, (work.computed - 1) // self.page_tokens - self._ahead)
@@ -404,13 +402,15 @@ class Keeping:
             held = work.held[group]
             if held.rule.per_position:
                 continue
-            gone = np.flatnonzero(held.own[: held.rule.first_page(last)])
+            done, upto = held.passed, held.rule.first_page(last)
+            gone = done + np.flatnonzero(held.own[done:upto])
             if len(gone):
                 slots = held.slots[gone]
                 held.slots[gone], held.own[gone] = NO_SLOT, False
                 self._rest(work, group, slots, reuse)
             pinned = held.rule.first_page(work.inserted)
-            held.slots[:pinned][~held.own[:pinned]] = NO_SLOT
+            held.slots[done:pinned][~held.own[done:pinned]] = NO_SLOT
+            held.passed = max(done, min(upto, pinned))
 
     def _rest(self, work: Work, group: int, slots: Slots, reuse: Fence) -> None:
         """Own slots that no page needs: for other pages, or free, once the fence passes."""

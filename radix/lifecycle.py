@@ -121,7 +121,8 @@ class Held:
         the last tokens  -1 -1 -1 | the tree's or own | own .................................|
         one snapshot     -1 .. own snapshot, not yet shared .. -1     ``running``: updated in place
 
-    ``shared``: pages from the root whose blocks are all the tree's, where every block is needed.
+    ``shared``: pages from the root whose blocks are all the tree's, where every block is needed;
+    ``passed``: those that lie behind a window, of which nothing is held any more.
     ``needed``, ``here``, ``coming``, by page of the hit: entries that it needs, those that are in
     the first tier, those on their way there; ``loaded``: those that came from a lower tier.
     ``spare``: own slots that no page has now; ``reuses``: pages take theirs from there.
@@ -132,6 +133,7 @@ class Held:
     own: Mask
     reuses: bool = False
     shared: int = 0
+    passed: int = 0
     running: int = NO_SLOT
     spare: list[int] = field(default_factory=list)
     needed: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))

@@ -462,6 +462,8 @@ class Requests:
                 raise InvariantError("I30", f"{who}: it waits for loads that it has not")
             if not work.computed <= work.told <= work.count or work.hit_pages > work.pages:
                 raise InvariantError("I9", f"{who}: {work.computed} computed of {work.count}")
+            if any((held.slots[: held.passed] != NO_SLOT).any() for held in work.held):
+                raise InvariantError("I10", f"{who}: it holds blocks behind what its window left")
             if not self.placed or work.stale or work.state not in LIVE:
                 continue
             for group, held in enumerate(work.held):

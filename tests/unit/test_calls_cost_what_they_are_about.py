@@ -15,8 +15,9 @@ from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-from radix import FlatStore, Group, Ownership, PrefixCache
+from radix import FlatStore, Group, Layout, Ownership, PrefixCache, Retention
 from radix.events import KeysDone
 from tests.ticktier import TickTier
 from tiers.host import AdoptedTier
@@ -150,3 +151,35 @@ def _loading_calls(requests: int) -> dict[str, int]:
 
 def test_a_load_of_a_request_costs_its_own_pages_however_many_others_load() -> None:
     assert _loading_calls(4) == _loading_calls(300)
+
+
+def test_a_step_slides_over_what_it_left_and_not_over_the_whole_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: each decoded token went through the page table of each window from its beginning,
+    so that a step of a million tokens took three times as long as one of a thousand.
+    """
+    seen: list[int] = []
+    plain = np.flatnonzero
+
+    def measured(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        seen.append(len(mask))
+        return plain(mask)
+
+    window = Group("window", Layout.opaque(PAGE), Retention("window", tokens=4 * PAGE))
+    groups = [Group.full("kv", PAGE), window]
+    with PrefixCache(groups, [IndexTier(1000)], page_tokens=PAGE) as cache:
+        request = cache.admit(_prompt(0, 200), new_tokens=40 * PAGE)
+        request.computed(200 * PAGE)
+        monkeypatch.setattr("radix.keeping.np.flatnonzero", measured)
+        for token in range(40 * PAGE):
+            request.append(np.array([token], np.int32))
+            request.computed(len(request))
+        monkeypatch.undo()
+        cache.check()
+        held = plain(request.slots(1) != -1)
+        assert seen and max(seen) <= 8, "a step looked at more than a window"
+        assert held[0] >= 230, "what lies behind the window was kept"
+        request.finish()
+        cache.poll()
+        cache.check()
