@@ -6,8 +6,8 @@ loads that run while the device computes, on a timeline.
 
 Status: 0 everything was as it should be, 1 bytes were wrong or a target was missed, 3 no CUDA
 device, else see ``bench.ending``. Kept here: blocks lie at random places of a layer-first pool,
-their bytes are compared after each direction, a copy counts once its acknowledgement was polled, and
-the plain copy of a round is the fastest of that round.
+their bytes are compared after each direction, a copy counts once its acknowledgement was polled,
+and the plain copy of a round is the fastest of that round.
 """
 
 from __future__ import annotations
