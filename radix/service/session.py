@@ -288,7 +288,7 @@ class Session:
     def end_writing(self, number: int) -> None:
         """A reservation ended: its staging memory is free."""
         writing = self.writing.pop(number)
-        if self.staging is not None:
+        if self.staging is not None and writing.nbytes:  # else its place is another's
             self.staging.give(writing.first)
 
     def close(self) -> None:

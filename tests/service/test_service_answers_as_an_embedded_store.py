@@ -151,6 +151,28 @@ def test_a_reservation_is_written_in_place_and_ends_once(service: Service) -> No
         other.abort(again)
 
 
+def test_a_reservation_of_nothing_new_ends_none_of_another(service: Service) -> None:
+    """Fault: a client that brought blocks from several threads found some with the bytes of others.
+    Mechanism: a reservation in which no key was granted named the place of another's staging memory
+    as its own, of no bytes, and gave it back as it ended; the next one was lent that place, too.
+    Source: the storage of SGLang, three threads over a service.
+    """
+    keys = keys_of(["nothing new a", "nothing new b", "nothing new c"])
+    with local(service) as client:
+        client.write(keys[:1], contents(["a"]))
+        writing = client.reserve(keys[1:2])
+        nothing = client.reserve(keys[:1])
+        assert nothing.there.all()
+        client.commit(nothing)
+        other = client.reserve(keys[2:])
+        writing.block(0)[:] = content("b")
+        other.block(0)[:] = content("c")
+        assert client.commit(writing).all() and client.commit(other).all()
+        good, blocks = client.read(keys)
+        assert good.all()
+        assert (blocks == contents(["a", "b", "c"])).all()
+
+
 def test_prompts_hit_the_pages_that_they_share(service: Service) -> None:
     groups = [
         Group.full("full", SIZE),
