@@ -100,8 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
             [device, *below],
             page_tokens=page_tokens,
             ownership=ownership,
-            events=True,
-            **self.options,
+            **{"events": True, **self.options},
         )
         looked_at = tuple(
             inner
@@ -363,6 +362,8 @@ class CacheMachine(RuleBasedStateMachine):
 class MemoryMachine(CacheMachine):
     """Three tiers in memory whose copies happen late: the same seed does the same."""
 
+    device_type: type[DeviceTier] = DeviceTier
+
     @initialize(
         page_tokens=st.sampled_from((1, 2, 4)),
         groups=st.integers(1, 2) | st.randoms(use_true_random=False),
@@ -385,7 +386,7 @@ class MemoryMachine(CacheMachine):
         ownership: Ownership = Ownership.OWNED,
     ) -> None:
         if bytes_:
-            device: Tier = DeviceTier(blocks=blocks[0], device="cpu")
+            device: Tier = self.device_type(blocks=blocks[0], device="cpu")
             below = [
                 TickTier(count, name, pace=0.6, seed=seed)
                 for count, name in zip(blocks[1:], ("host", "deep"), strict=True)

@@ -371,8 +371,9 @@ class Rig(OwnSlots):
                             continue
                         column = tree.column(group, number)
                         slots = tree.slots(at, column, node.start + lo, hi - lo)
-                        for key in tree.keys(at, node.start + lo, hi - lo)[slots >= 0]:
-                            found.add((tier.name, spec.name, key.tobytes()))
+                        if tree.key_bytes:  # else nobody asks for keys
+                            for key in tree.keys(at, node.start + lo, hi - lo)[slots >= 0]:
+                                found.add((tier.name, spec.name, key.tobytes()))
                         self._bytes(name, at, number, group, (node.start + lo, node.start + hi))
         return found
 
