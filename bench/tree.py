@@ -240,7 +240,7 @@ def _facade_inserts(
 
 
 def run_evict(sizes: Sizes, place: Place) -> Outcome:
-    """One call that evicts one whole leaf, least recently used first, until half are gone."""
+    """One call that evicts one whole leaf, least recently used first, until a quarter are gone."""
     count, tokens, shared = sizes["prompts"], sizes["tokens"], sizes["shared_tokens"]
     prompts = shared_prompts(count, tokens, sizes["group"], shared, seed=5)
     leaf = (tokens - shared) // PAGE_TOKENS
