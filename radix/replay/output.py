@@ -1,7 +1,8 @@
 """Write result files so that they appear whole or not at all.
 
 Kept here: a reader never sees half a file, an interrupted run leaves no draft behind, and what is
-not a regular file (a pipe, /dev/stdout) is written to in place, never replaced.
+not a regular file (a pipe, a terminal) is written to in place, and what a link names takes its new
+content under its own name: neither is ever replaced.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def draft_of(target: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
+    path = path.resolve()  # not the link is replaced: /dev/stdout is one
     draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield draft

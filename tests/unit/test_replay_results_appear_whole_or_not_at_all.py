@@ -57,6 +57,26 @@ def test_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.mark.parametrize("through", ["the file", "a descriptor", "a name that is not there yet"])
+def test_a_link_stays_one_and_what_it_names_is_written(through: str, tmp_path: Path) -> None:
+    """The draft was renamed over the link: `--json /dev/stdout` of root, into a file, made a plain
+    file of /dev/stdout.
+    """
+    folder = tmp_path / "far"
+    folder.mkdir()
+    named, link = folder / "result.json", tmp_path / "link.json"
+    if through != "a name that is not there yet":
+        named.write_text("old")
+    with open(named if named.exists() else os.devnull) as file:
+        descriptor = f"/proc/self/fd/{file.fileno()}"  # as /dev/stdout is
+        link.symlink_to(descriptor if through == "a descriptor" else named)
+        write_json(str(link), {"a": 1})
+    assert link.is_symlink()
+    assert json.loads(named.read_text()) == {"a": 1}
+    assert os.listdir(folder) == ["result.json"]
+    assert sorted(os.listdir(tmp_path)) == ["far", "link.json"]
+
+
 def test_index_report_has_exactly_the_fields_of_its_schema() -> None:
     report = IndexReport("t", 2, 9, 5, (RUN,)).as_json()
     assert list(report) == [
