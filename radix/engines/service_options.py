@@ -10,7 +10,7 @@ from radix.engines.options import secret_in, text
 from radix.service.backend import Service
 
 # What other tiers call the same thing.
-ELSEWHERE = {"socket": "service", "address": "service", "url": "service", "host_bytes": "service"}
+ELSEWHERE = dict.fromkeys(("socket", "address", "url"), "service")
 
 
 class NamesService(Protocol):

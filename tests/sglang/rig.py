@@ -29,6 +29,7 @@ from radix.engines.sglang import RadixHiCache
 PAGE = 4
 LAYERS = 3
 LIMIT = 24 << 20
+Below = Path | dict[str, Any]  # a directory, or the options of a service
 
 
 def device_pool(
@@ -138,6 +139,18 @@ def flat_bytes(pool: Any, page: int) -> bytes:
     return bytes(flat.contiguous().view(torch.uint8).numpy())
 
 
+def mark(pool: Any, page: int, number: int) -> None:
+    """Fills a page with a number."""
+    flat = torch.full_like(pool.get_dummy_flat_data_page().view(torch.int16), number)
+    pool.set_from_flat_data_page(page * pool.page_size, flat.view(pool.dtype))
+
+
+def number_of(pool: Any, page: int) -> int:
+    """The number of a page that ``mark`` filled, all of it."""
+    (found,) = set(pool.get_data_page(page * pool.page_size).view(torch.int16).tolist())
+    return int(found)
+
+
 def indices(pool: Any, pages: list[int]) -> torch.Tensor:
     """Host indices of whole pages, as the engine names them."""
     size = pool.page_size
@@ -150,17 +163,18 @@ def key(number: int) -> str:
     return hashlib.sha256(number.to_bytes(8, "big")).hexdigest()
 
 
-def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:
+def options(below: Below) -> dict[str, Any]:
+    """What --hicache-storage-backend-extra-config holds."""
+    named = {"backend_name": "radix", "module_path": "radix.engines.sglang"}
+    named |= {"class_name": "RadixHiCache"}
+    if isinstance(below, Path):
+        below = {"directory": str(below), "limit_bytes": LIMIT}
+    return named | below
+
+
+def config(below: Below, **changes: Any) -> HiCacheStorageConfig:
     """A configuration of one rank; ``extra`` changes the options, the rest the engine's fields."""
-    options = {
-        "backend_name": "radix",
-        "module_path": "radix.engines.sglang",
-        "class_name": "RadixHiCache",
-        "interface_v1": 1,
-        "directory": str(directory),
-        "limit_bytes": LIMIT,
-    }
-    options |= changes.pop("extra", {})
+    told = options(below) | {"interface_v1": 1} | changes.pop("extra", {})
     base = HiCacheStorageConfig(
         tp_rank=0,
         tp_size=1,
@@ -172,7 +186,7 @@ def config(directory: Path, **changes: Any) -> HiCacheStorageConfig:
         enable_storage_metrics=False,
         is_page_first_layout=True,
         model_name="org/model",
-        extra_config=options,
+        extra_config=told,
     )
     return replace(base, **changes)
 
@@ -186,9 +200,9 @@ def attach(storage: HiCacheStorage, pools: dict[str, Any]) -> Any:
     return storage
 
 
-def ours(directory: Path, pools: dict[str, Any], **changes: Any) -> Any:
+def ours(below: Below, pools: dict[str, Any], **changes: Any) -> Any:
     """Our storage, attached."""
-    return attach(RadixHiCache(config(directory, **changes), {}), pools)
+    return attach(RadixHiCache(config(below, **changes), {}), pools)
 
 
 def file_backend(directory: Path, pools: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Random batches on our storage and on the engine's own file backend: the same answers and the same
-bytes, whatever the pools, with zero-copy and with flat tensors. The file backend is the oracle.
+bytes, whatever the pools, with zero-copy and with flat tensors, in a directory and in a service.
+The file backend is the oracle.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
 from tests.sglang.rig import (
+    Below,
     file_backend,
     fill,
     flat_bytes,
@@ -25,6 +27,7 @@ from tests.sglang.rig import (
 )
 
 KEYS = 30
+everywhere = pytest.mark.parametrize("below", ["directory", "service", "tcp"], indirect=True)
 POOLS = {
     "keys and values": lambda: {"kv": mha_pool()},
     "layer first": lambda: {"kv": mha_pool("layer_first")},
@@ -41,10 +44,10 @@ POOLS = {
 class Both:
     """Both storages, each over pools of its own that hold the same bytes."""
 
-    def __init__(self, folder: Path, make: Any, seed: int, v1: int) -> None:
+    def __init__(self, below: Below, folder: Path, make: Any, seed: int, v1: int) -> None:
         self.chance, self.where = seeded(seed)
         self.mine, self.theirs = make(), make()
-        self.radix = ours(folder / "radix", self.mine, extra={"interface_v1": v1})
+        self.radix = ours(below, self.mine, extra={"interface_v1": v1})
         self.file = file_backend(folder / "file", self.theirs)
         self.seed = seed
         self.refill(0)
@@ -103,10 +106,13 @@ def asked(both: Both) -> list[PoolTransfer]:
     ]
 
 
+@everywhere
 @pytest.mark.parametrize("v1", [1, 0])
 @pytest.mark.parametrize("kind", POOLS)
-def test_batches_of_several_pools_answer_alike(tmp_path: Path, kind: str, v1: int) -> None:
-    both = Both(tmp_path, POOLS[kind], seed=len(kind) + v1, v1=v1)
+def test_batches_of_several_pools_answer_alike(
+    below: Below, tmp_path: Path, kind: str, v1: int
+) -> None:
+    both = Both(below, tmp_path, POOLS[kind], seed=len(kind) + v1, v1=v1)
     for step in range(60):
         both.refill(step)
         pages, keys = batch(both)
@@ -128,9 +134,10 @@ def test_batches_of_several_pools_answer_alike(tmp_path: Path, kind: str, v1: in
     both.close()
 
 
+@everywhere
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
-def test_flat_tensors_answer_alike(tmp_path: Path, layout: str) -> None:
-    both = Both(tmp_path, lambda: {"kv": mha_pool(layout)}, 7, v1=0)
+def test_flat_tensors_answer_alike(below: Below, tmp_path: Path, layout: str) -> None:
+    both = Both(below, tmp_path, lambda: {"kv": mha_pool(layout)}, 7, v1=0)
     pool = both.mine["kv"]
     for step in range(60):
         both.refill(step)
@@ -155,8 +162,10 @@ def test_flat_tensors_answer_alike(tmp_path: Path, layout: str) -> None:
     both.close()
 
 
-def test_every_length_is_told_at_which_all_pools_can_be_restored(tmp_path: Path) -> None:
-    both = Both(tmp_path, POOLS["a window and a state"], seed=3, v1=1)
+def test_every_length_is_told_at_which_all_pools_can_be_restored(
+    below: Below, tmp_path: Path
+) -> None:
+    both = Both(below, tmp_path, POOLS["a window and a state"], seed=3, v1=1)
     run = [key(number) for number in range(10)]
     places = {"kv": range(8), "swa": (0, 1, 2, 4, 5, 6, 7), "mamba": (1, 4, 6)}
     for name, held in places.items():
@@ -179,10 +188,10 @@ def test_every_length_is_told_at_which_all_pools_can_be_restored(tmp_path: Path)
     both.close()
 
 
-def test_blocks_of_keys_give_a_verdict_of_their_own_and_limit_nothing(tmp_path: Path) -> None:
+def test_blocks_of_keys_give_a_verdict_of_their_own_and_limit_nothing(below: Below) -> None:
     """The file backend knows no such policy: what the engine's own words say is asked here."""
     pools = {"kv": mha_pool(), "indexer": mha_pool(head_num=1)}
-    with_blocks = ours(tmp_path, pools)
+    with_blocks = ours(below, pools)
     run = [key(number) for number in range(12)]
     with_blocks.batch_set_v1(run, indices(pools["kv"], list(range(12))))
     held = [run[0], run[4]]  # the first pages of two blocks of four; of the third none

@@ -23,14 +23,17 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from radix.errors import TierUnavailableError
 from tests.servicerig import together
 from tests.sglang.rig import (
+    Below,
     attach,
     config,
     fill,
     flat_bytes,
     indices,
     key,
+    mark,
     mha_pool,
     mla_pool,
+    number_of,
     ours,
     page_bytes,
     seeded,
@@ -54,12 +57,12 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_pages_leave_and_enter_the_pool_in_place(tmp_path: Path, kind: str) -> None:
+def test_pages_leave_and_enter_the_pool_in_place(below: Below, kind: str) -> None:
     make, fragments = MAKERS[kind]
     pools = {"kv": mha_pool(), "mamba": make()} if kind == "state" else {"kv": make()}
     name = PoolName.MAMBA if kind == "state" else PoolName.KV
     pool = pools[str(name)]
-    storage = ours(tmp_path, pools)
+    storage = ours(below, pools)
     assert storage._pools[str(name)].lent
     assert len(storage._pools[str(name)].arrays) == fragments
     fill(pool, 1)
@@ -149,22 +152,13 @@ def test_the_limit_holds_and_the_oldest_pages_go(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
+def test_three_threads_at_once_get_their_own_pages(below: Below) -> None:
     """As the engine calls: one asks, one brings, one keeps; each page says which key it is of."""
     pools = {"kv": mha_pool(tokens=128), "mamba": state_pool(32)}
-    storage = ours(tmp_path, pools)
+    storage = ours(below, pools)
     pool, seed = pools["kv"], 11
     size = pool.size // pool.page_size
     spans = [range(n * size // 3, (n + 1) * size // 3) for n in range(3)]
-
-    def mark(page: int, number: int) -> None:
-        first = page * pool.page_size
-        flat = torch.full_like(pool.get_dummy_flat_data_page().view(torch.int16), number)
-        pool.set_from_flat_data_page(first, flat.view(pool.dtype))
-
-    def number_of(page: int) -> int:
-        (found,) = set(pool.get_data_page(page * pool.page_size).view(torch.int16).tolist())
-        return int(found)
 
     def work(which: int) -> None:
         chance, where = seeded(seed * 10 + which)
@@ -174,14 +168,14 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
             keys = [key(n) for n in numbers]
             if which == 2 or chance.random() < 0.3:
                 for page, number in zip(pages, numbers, strict=True):
-                    mark(page, number)
+                    mark(pool, page, number)
                 assert storage.batch_set_v1(keys, indices(pool, pages)) == [True] * 5, where("set")
                 for page in pages:
-                    mark(page, -1)  # the engine uses its slots again at once
+                    mark(pool, page, -1)  # the engine uses its slots again at once
             elif chance.random() < 0.7:
                 good = storage.batch_get_v1(keys, indices(pool, pages))
                 for page, number, came in zip(pages, numbers, good, strict=True):
-                    assert not came or number_of(page) == number, where(f"step {step}")
+                    assert not came or number_of(pool, page) == number, where(f"step {step}")
             else:
                 transfer = PoolTransfer(PoolName.MAMBA, keys=[""])
                 assert storage.batch_exists(keys) <= 5
@@ -194,12 +188,12 @@ def test_three_threads_at_once_get_their_own_pages(tmp_path: Path) -> None:
 
 
 def test_the_engine_makes_it_and_its_injected_faults_cost_hits_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    below: Below, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY", "0.002")
     monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.3")
     pool = mha_pool()
-    made = StorageBackendFactory.create_backend("dynamic", config(tmp_path), pool)
+    made = StorageBackendFactory.create_backend("dynamic", config(below), pool)
     assert isinstance(made, HiCacheStorageFailureInjector)
     assert type(made._backend).__name__ == "RadixHiCache"
     attach(made, {"kv": pool})
@@ -250,9 +244,9 @@ def test_what_cannot_be_forgotten_is_served_no_more(
     storage.close()
 
 
-def test_nothing_is_raised_while_the_engine_serves(tmp_path: Path) -> None:
+def test_nothing_is_raised_while_the_engine_serves(below: Below) -> None:
     pool = mha_pool()
-    storage = ours(tmp_path, {"kv": pool})
+    storage = ours(below, {"kv": pool})
     keys, rows = [key(0), key(1)], indices(pool, [0, 1])
     assert storage.batch_set_v1(keys, rows[:-1]) == [False, False], "too few indices"
     assert storage.batch_set_v1(keys, rows + 1) == [False, False], "within a page"

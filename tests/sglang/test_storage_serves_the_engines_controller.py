@@ -7,6 +7,7 @@ directory back.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from radix.errors import TierUnavailableError
+from tests.service.rig import Service
 from tests.sglang.rig import (
-    LIMIT,
     PAGE,
+    Below,
     device_pool,
     fill,
     flat_bytes,
     mha_pool,
+    options,
     seeded,
     state_pool,
 )
@@ -50,14 +53,7 @@ def one_rank() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def flags(folder: Path, **extra: Any) -> dict[str, Any]:
-    """What --hicache-storage-backend-extra-config holds."""
-    named = {"backend_name": "radix", "module_path": "radix.engines.sglang"}
-    named |= {"class_name": "RadixHiCache", "directory": str(folder)}
-    return {**named, "limit_bytes": LIMIT, **extra}
-
-
-def controller(folder: Path, host: Any, kind: type = HiCacheController, **extra: Any) -> Any:
+def controller(below: Below, host: Any, kind: type = HiCacheController, **extra: Any) -> Any:
     """The engine's controller, attached by its flags."""
     return kind(
         PagedTokenToKVPoolAllocator(64, PAGE, torch.bfloat16, "cpu", device_pool(), False),
@@ -69,7 +65,7 @@ def controller(folder: Path, host: Any, kind: type = HiCacheController, **extra:
         storage_backend="dynamic",
         prefetch_threshold=PAGE,
         model_name="org/model",
-        storage_backend_extra_config=flags(folder, **extra),
+        storage_backend_extra_config=options(below) | extra,
     )
 
 
@@ -110,10 +106,10 @@ def brought(engine: Any, host: Any, tokens: list[int]) -> list[bytes]:
 @pytest.mark.parametrize("v1", [1, 0])
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_prompts_are_found_again_also_by_the_next_process(
-    tmp_path: Path, layout: str, v1: int
+    below: Below, layout: str, v1: int
 ) -> None:
     host = mha_pool(layout)
-    engine = controller(tmp_path, host, interface_v1=v1)
+    engine = controller(below, host, interface_v1=v1)
     prompts = [list(range(n * 1000, n * 1000 + (3 + n) * PAGE)) for n in range(4)]
     kept = []
     for number, prompt in enumerate(prompts):
@@ -126,7 +122,7 @@ def test_prompts_are_found_again_also_by_the_next_process(
     assert brought(engine, host, list(range(90000, 90000 + 4 * PAGE))) == []
     engine.detach_storage_backend()
     again = mha_pool(layout)
-    engine = controller(tmp_path, again, interface_v1=v1)
+    engine = controller(below, again, interface_v1=v1)
     for prompt, content in zip(prompts, kept, strict=True):
         assert brought(engine, again, prompt) == content
     engine.storage_backend.clear()
@@ -134,10 +130,10 @@ def test_prompts_are_found_again_also_by_the_next_process(
     engine.detach_storage_backend()
 
 
-def test_a_long_prompt_goes_in_batches_while_others_are_brought(tmp_path: Path) -> None:
+def test_a_long_prompt_goes_in_batches_while_others_are_brought(below: Below) -> None:
     """More pages than one call holds (128), kept by one thread while two others ask and bring."""
     host = mha_pool(tokens=1024)
-    engine = controller(tmp_path, host, interface_v1=1)
+    engine = controller(below, host, interface_v1=1)
     chance, where = seeded(5)
     fill(host, 1)
     short = list(range(8 * PAGE))
@@ -155,22 +151,22 @@ def test_a_long_prompt_goes_in_batches_while_others_are_brought(tmp_path: Path) 
     engine.detach_storage_backend()
 
 
-def hybrid(folder: Path, host: Any, states: Any) -> Any:
+def hybrid(below: Below, host: Any, states: Any) -> Any:
     """The engine's controller for models with several pools."""
     device = device_pool()
     entries = [
         PoolEntry(PoolName.KV, host, device, lambda layer: layer, is_primary_index_anchor=True),
         PoolEntry(PoolName.MAMBA, states, device, lambda layer: layer),
     ]
-    return controller(folder, HostPoolGroup(entries), HybridCacheController, interface_v1=1)
+    return controller(below, HostPoolGroup(entries), HybridCacheController, interface_v1=1)
 
 
-def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(tmp_path: Path) -> None:
+def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(below: Below) -> None:
     """Pages of ten, states at the ends of the third and the seventh: of all ten pages asked for,
     seven are brought, and with them the state that belongs there.
     """
     host, states = mha_pool(), state_pool()
-    engine = hybrid(tmp_path, host, states)
+    engine = hybrid(below, host, states)
     fill(host, 1)
     fill(states, 2)
     tokens = list(range(10 * PAGE))
@@ -205,6 +201,30 @@ def test_a_prompt_comes_back_as_far_as_a_state_of_it_was_kept(tmp_path: Path) ->
     assert pages_of(host, found.host_indices) == content[:7]
     assert flat_bytes(states, int(into[0])) == of_states[1]
     engine.detach_storage_backend()
+
+
+def test_a_service_that_dies_under_the_engines_threads_costs_hits_alone(tmp_path: Path) -> None:
+    host, data = mha_pool(), str(tmp_path / "data")
+    prompt, other = list(range(5 * PAGE)), list(range(500, 500 + 3 * PAGE))
+    with Service(tmp_path, data=data) as service:
+        engine = controller({"service": service.path}, host, interface_v1=1)
+        fill(host, 1)
+        kept = backed_up(engine, host, prompt)
+        engine.storage_backend._opened._writing.flush()
+        service.kill()
+    fill(host, 2)
+    assert brought(engine, host, prompt) == []
+    slots = host.alloc(len(other))
+    engine.write_storage(slots, other, get_storage_hash_str(other, None, page_size=PAGE))
+    assert engine.ack_backup_queue.get(timeout=WAIT_S).completed_tokens == 0
+    host.free(slots)
+    with Service(tmp_path, data=data) as service:
+        end = time.monotonic() + WAIT_S
+        while not (found := brought(engine, host, prompt)):  # left alone for a while
+            assert time.monotonic() < end
+        assert found == kept
+        engine.detach_storage_backend()
+        service.check()
 
 
 def test_bad_options_stop_the_engine_at_start(tmp_path: Path) -> None:

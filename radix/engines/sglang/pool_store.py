@@ -6,18 +6,51 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolTransfer
 
 from radix.engines.sglang.host_pools import Bytes, HostPool, bytes_of
 from radix.errors import UnsupportedError
+from radix.events import Event
 from radix.keys import Namespace
 from radix.keysets import Mask, hash_keys
-from radix.service.blocking import BlockingStore
+from radix.tier import Slots
+
+
+class Kept(Protocol):
+    """What keeps the pages of all pools, whatever lies below: calls of ``BlockingStore``."""
+
+    def has(self, keys: object, group: int = 0, *, namespace: Namespace) -> Slots:
+        """The first tier that has each key, -1 where none."""
+        ...
+
+    def store(self, keys: object, rows: object, group: int = 0, *, namespace: Namespace) -> Mask:
+        """Copies rows of a pool down; which keys are kept."""
+        ...
+
+    def load(self, keys: object, rows: object, group: int = 0, *, namespace: Namespace) -> Mask:
+        """Copies keys into rows of a pool; which arrived."""
+        ...
+
+    def reset(self) -> None:
+        """Nothing stored before is found again."""
+        ...
+
+    def events(self) -> list[Event]:
+        """What tiers told since the last call."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Every counter by its dotted name."""
+        ...
+
+    def close(self) -> None:
+        """Lets calls that run end. Idempotent."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +61,7 @@ class PoolStore:
     ``bring_flat``. All of them block and answer for each key.
     """
 
-    store: BlockingStore
+    store: Kept
     group: int
     namespace: Namespace
     pool: HostPool
@@ -40,7 +73,7 @@ class PoolStore:
         return there
 
     def keep(self, keys: Sequence[str], host_indices: Any) -> Mask:
-        """Stores pages of the pool, durably; which are there. ``ValueError`` for indices that do
+        """Stores pages of the pool; which are there. ``ValueError`` for indices that do
         not name a page a key. Cost: their bytes.
         """
         pool = self.pool

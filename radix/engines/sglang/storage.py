@@ -1,10 +1,10 @@
-"""Storage below SGLang's hierarchical cache: pages of its host pools on our disk tier, by the hash
-that the engine gives them. One process is one rank with a directory of its own; its three storage
-threads call at once, and each waits until its bytes have moved. Keeps I24: a page is served only
-under the model, dtype, layout and rank under which it was stored, and only verified.
+"""Storage below SGLang's hierarchical cache: pages of its host pools on a disk or in a service, by
+the hash that the engine gives them. One process is one rank; its three storage threads call at
+once, and each waits until its bytes have moved. Keeps I24: a page is served only under the model,
+dtype, layout and rank under which it was stored, and only verified.
 
-    host pools  --set-->  slab files        each fragment straight from the pool's memory
-                <--get--                    and straight back, checked against its record
+    host pools  --set-->  on_disk, a directory of its own
+                <--get--  in_service, what others share
 
 Whatever fails while the engine serves is a miss, counted and told once: the engine would cut a
 prefix for it, and stop for an exception.
@@ -31,6 +31,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from radix.engines.service_options import service_in
 from radix.engines.sglang.host_pools import (
     KV,
     Bytes,
@@ -40,25 +41,18 @@ from radix.engines.sglang.host_pools import (
     logical_dtype,
     model_facts,
 )
-from radix.engines.sglang.pool_store import PoolStore, leading, valid_lengths
+from radix.engines.sglang.in_service import InService
+from radix.engines.sglang.on_disk import OnDisk
+from radix.engines.sglang.pool_store import Kept, PoolStore, leading, valid_lengths
 from radix.engines.sglang.storage_options import Options, Rank
 from radix.engines.versions import require
-from radix.errors import CacheError, ClosedError, RequestError, TierError, UnsupportedError
+from radix.errors import CacheError, ClosedError, RequestError, UnsupportedError
 from radix.events import Event, TierEvent
 from radix.keys import Namespace
 from radix.keysets import Mask
-from radix.ownership import Ownership
-from radix.service.blocking import BlockingStore
-from radix.store import FlatStore
-from radix.tier import TierMode
-from tiers.disk import DiskTier
-from tiers.disk_open import limit_for
-from tiers.format import DirectoryLock, read_format
-from tiers.host import AdoptedTier
 
 T = TypeVar("T")
 _LOG = logging.getLogger("radix.engines.sglang")
-_DISK = "disk"
 
 require(
     "sglang",
@@ -78,7 +72,7 @@ require(
 
 
 class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no types here
-    """HiCache storage over a disk tier.
+    """HiCache storage over a disk tier, or over a service.
 
     The engine's: ``register_mem_pool_host``, ``register_mem_host_pool_v2``,
     ``on_host_pools_registered``; ``batch_exists``, ``batch_exists_v2``; ``batch_get_v1``,
@@ -88,23 +82,31 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: object = None) -> None:
-        """Touches no disk yet. Raises ``ValueError`` or ``TypeError`` for an option,
-        ``UnsupportedError`` for ranks that would have to share pages.
+        """Touches no disk and no service yet. Raises ``ValueError`` or ``TypeError`` for an option,
+        ``OSError`` for a secret that cannot be read, ``UnsupportedError`` for ranks that would have
+        to share pages.
         """
         self.options = Options.of(storage_config.extra_config)
-        self.rank = Rank.of(storage_config)
-        self.directory: Path = self.rank.folder(self.options.directory)
+        rank, service = Rank.of(storage_config), service_in(self.options)
+        self.rank = rank if service is None else rank.share  # replicas find each other's pages
+        self._below: OnDisk | InService = (
+            OnDisk(self.options, rank) if service is None else InService(service)
+        )
         self._config = storage_config
         self._pools: dict[str, HostPool] = {}
         self._lock = threading.Lock()
         self._registered = False
-        self._guard: DirectoryLock | None = None
-        self._opened: BlockingStore | None = None
+        self._opened: Kept | None = None
         self._closed = False
         self._stores: Stores = {}
         self._failures: Counter[str] = Counter()
         self._told: set[tuple[str, str]] = set()
         self._moves: list[tuple[str, int, float]] = []
+
+    @property
+    def directory(self) -> Path | None:
+        """That of this rank; None over a service."""
+        return self._below.directory
 
     # ------------------------------------------------------------------ start
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -138,33 +140,25 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
 
     def on_host_pools_registered(self) -> None:
         """The pools are known, but for those that the engine adds before its first request: checks
-        the directory and the limit. The disk is opened by the first call that needs it.
+        what lies below and takes it. It is opened by the first call that needs it.
 
-        Raises: ``TierUnavailableError`` where another process holds the directory or it is not
-        ours, ``ValueError`` for a limit too small, ``UnsupportedError``, ``OSError``.
+        Raises: ``UnsupportedError``, ``OSError``; over a directory ``TierUnavailableError`` where
+        another process holds it or it is not ours, ``ValueError`` for a limit too small; over a
+        service what that refuses by.
         """
         if KV not in self._pools:
             raise RequestError("no KV host pool was registered before on_host_pools_registered")
-        logical_dtype(self._pools[KV].pool, self.options.kv_dtype)
         if has_adapters() and not self.options.revision:
             raise UnsupportedError(
                 "--enable-lora: page hashes know an adapter by its name and path alone; name a "
                 "'revision' in --hicache-storage-backend-extra-config, and another one whenever "
                 "the files of an adapter are replaced"
             )
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        read_format(self.directory, _DISK)
-        groups = [pool.group for pool in self._ordered()]
-        least = limit_for(groups, 1, 1)
-        if self.options.limit_bytes < least:
-            raise ValueError(
-                f"limit_bytes {self.options.limit_bytes} is too small for pages of "
-                f"{', '.join(f'{g.block_bytes} bytes ({g.name})' for g in groups)}: a rank needs "
-                f"at least {least}"
-            )
+        pools = self._ordered()
+        namespace = self._namespace(pools)
         with self._lock:
-            if not self._registered:  # nobody else takes it before the first call
-                self._guard = DirectoryLock(self.directory, _DISK)
+            if not self._registered:
+                self._below.check(pools, namespace)
             self._registered = True
 
     def _ordered(self) -> list[HostPool]:
@@ -182,41 +176,29 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
 
     def _open(self) -> None:
         pools = self._ordered()
-        facts = {
-            "pools": {pool.name: pool.facts for pool in pools},
-            "model": model_facts(),
-            "kv_dtype": logical_dtype(self._pools[KV].pool, self.options.kv_dtype),
-            "rank": [self.rank.tensor, self.rank.stage, self.rank.context, self.rank.data],
-            "mla": bool(self._config.is_mla_model),
-            "page_first": bool(self._config.is_page_first_layout),
-        }
-        namespace = Namespace(
-            model=str(self._config.model_name or ""),
-            revision=self.options.revision,
-            layout=json.dumps(facts, sort_keys=True).encode(),
-        )
-        if self._guard is not None:
-            self._guard.release()
-        disk = DiskTier(
-            self.directory,
-            limit_bytes=self.options.limit_bytes,
-            name=_DISK,
-            threads=self.options.threads,
-        )
-        flat = FlatStore(
-            [pool.group for pool in pools],
-            [AdoptedTier([pool.arrays for pool in pools], "pools"), disk],
-            ownership=Ownership.BORROWED,
-            policy=self.options.policy,
-        )
-        kept = flat.usage()[_DISK].used_blocks
-        names = [pool.name for pool in pools]
-        _LOG.info("%s: %s pages", self.directory, dict(zip(names, kept, strict=True)))
-        self._opened = BlockingStore(flat)
+        namespace = self._namespace(pools)
+        self._opened = self._below.open(pools)
         self._stores = {
             pool.name: PoolStore(self._opened, group, namespace, pool)
             for group, pool in enumerate(pools)
         }
+
+    def _namespace(self, pools: list[HostPool]) -> Namespace:
+        """What decides the bytes of a page beside its hash."""
+        rank = self.rank
+        facts = {
+            "pools": {pool.name: pool.facts for pool in pools},
+            "model": model_facts(),
+            "kv_dtype": logical_dtype(self._pools[KV].pool, self.options.kv_dtype),
+            "rank": [rank.tensor, rank.stage, rank.context, rank.data],
+            "mla": bool(self._config.is_mla_model),
+            "page_first": bool(self._config.is_page_first_layout),
+        }
+        return Namespace(
+            model=str(self._config.model_name or ""),
+            revision=self.options.revision,
+            layout=json.dumps(facts, sort_keys=True).encode(),
+        )
 
     # ------------------------------------------------------------------ what never raises
     def _ask(self, what: str, miss: T, call: Callable[[Stores], T]) -> T:
@@ -407,22 +389,13 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
 
     # ------------------------------------------------------------------ running
     def clear(self) -> bool:
-        """Forgets every page, durably; whether that succeeded. Where it did not, nothing is served
-        any more: the engine goes on with other weights, whatever the answer.
+        """Forgets every page, in a directory durably; whether that succeeded. Where it did not,
+        nothing is served any more: the engine goes on with other weights, whatever the answer.
+        Over a service this process forgets: those who share it have weights of their own.
         """
 
         def ask(stores: Stores) -> bool:
-            store = stores[KV].store
-            try:
-                store.reset()
-            except TierError:
-                store.set_mode(_DISK, TierMode.OFF)
-                _LOG.error(
-                    "%s: pages could not be forgotten and are served no more; stop the engine and "
-                    "remove the directory before the next start",
-                    self.directory,
-                )
-                raise
+            stores[KV].store.reset()
             return True
 
         return self._ask("clear", False, ask)
@@ -443,7 +416,7 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         events = self._ask("stats", none, lambda stores: stores[KV].store.events())
         for event in events:
             if isinstance(event, TierEvent):
-                _LOG.warning("%s: %s", self.directory, event)
+                _LOG.warning("%s: %s", self._below.name, event)
         if not self._config.enable_storage_metrics:
             return None
         from sglang.srt.observability.metrics_collector import StorageMetrics
@@ -473,8 +446,7 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         with self._lock:
             self._closed = True
             store, self._opened, self._stores = self._opened, None, {}
-            if self._guard is not None:
-                self._guard.release()
+            self._below.release()
         if store is not None:
             store.close()
 

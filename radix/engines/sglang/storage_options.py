@@ -6,12 +6,13 @@ misspelt limit never becomes a default. Keeps no invariant of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from radix.arguments import at_least_one
 from radix.engines.options import chosen, text
+from radix.engines.service_options import ELSEWHERE, check_service
 from radix.errors import UnsupportedError
 from radix.policy.eviction import check_policy
 
@@ -21,8 +22,11 @@ ENGINE_KEYS = (
     *("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token"),
     "hicache_storage_pass_prefix_keys",
 )
-# What the engine's own backends call the same thing.
+_WHERE = "--hicache-storage-backend-extra-config"
+_OF_A_DIRECTORY = ("directory", "limit_bytes", "policy", "threads")
+# What other backends call the same thing.
 _ELSEWHERE = {
+    **ELSEWHERE,
     "file_storage_path": "directory",
     "storage_dir": "directory",
     "max_size": "limit_bytes",
@@ -32,30 +36,40 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the storage.
+    """The options of the storage: those of a directory, or those of a service.
 
     ``directory``: where pages are kept over restarts, of this engine alone; each rank takes a
     folder of its own in it. ``limit_bytes``: what a rank may take there, index and pages.
-    ``policy``: which pages go first. ``revision``: of the weights, where the model's name does not
-    tell: another one is another cache. ``kv_dtype``: what the cache holds, where the engine cannot
-    say it. ``threads``: that move pages. ``interface_v1``: the engine's key, which we read too.
+    ``policy``: which pages go first. ``threads``: that move pages. ``service``: where `radix serve`
+    is, the path of its socket or host:port. ``tenant``, ``secret_file``, ``pool_bytes``: as of
+    ``radix.service.backend.Service``; ``timeout_s``: for any answer, else it is a miss.
+    ``revision``: of the weights, where the model's name does not tell: another one is another
+    cache. ``kv_dtype``: what the cache holds, where the engine cannot say it. ``interface_v1``: the
+    engine's key, which we read too.
     """
 
-    directory: str
-    limit_bytes: int
+    directory: str | None = None
+    limit_bytes: int | None = None
     policy: str = "lru"
     revision: str = ""
     kv_dtype: str = ""
     threads: int = 2
     interface_v1: int = 0
+    service: str | None = None
+    tenant: str = ""
+    secret_file: str | None = None
+    timeout_s: float = 5.0
+    pool_bytes: int = 0
 
     def __post_init__(self) -> None:
-        text("directory", self.directory, empty=False)
         for name in ("policy", "revision", "kv_dtype"):
             text(name, getattr(self, name))
-        at_least_one("limit_bytes", self.limit_bytes)
         at_least_one("threads", self.threads)
         check_policy(self.policy)
+        check_service(self)
+        if self.service is None:
+            text("directory", self.directory, empty=False)
+            at_least_one("limit_bytes", self.limit_bytes)
 
     @property
     def zero_copy(self) -> bool:
@@ -67,16 +81,25 @@ class Options:
         """The options in the engine's dictionary.
 
         Raises: ``ValueError`` for a key that is not known, naming those that are, for one that is
-        missing and for a value out of range; ``TypeError`` for a wrong kind of value.
+        missing, for one of a directory beside a service and for a value out of range; ``TypeError``
+        for a wrong kind of value.
         """
+        given = given or {}
+        served = given.get("service") is not None
+        own = [name for name in _OF_A_DIRECTORY if name in given]
+        if served and own:
+            raise ValueError(
+                f"{_WHERE} has {', '.join(own)}, of pages in a directory, beside 'service', which "
+                "keeps them itself: leave out one or the other"
+            )
         return cls(
             **chosen(
                 cls,
-                given or {},
-                "--hicache-storage-backend-extra-config",
+                given,
+                _WHERE,
                 engine=ENGINE_KEYS,
                 elsewhere=_ELSEWHERE,
-                needed=("directory", "limit_bytes"),
+                needed=() if served else ("directory", "limit_bytes"),
             )
         )
 
@@ -115,6 +138,11 @@ class Rank:
             (config.attn_cp_rank, config.attn_cp_size),
             config.dp_rank,
         )
+
+    @property
+    def share(self) -> Rank:
+        """Whose bytes it holds, of whichever data parallel replica it is."""
+        return replace(self, data=0)
 
     def folder(self, directory: str) -> Path:
         """The directory of this rank alone."""

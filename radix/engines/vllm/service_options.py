@@ -49,7 +49,7 @@ class ServiceOptions:
             **chosen(
                 *(cls, given, "the entry of RadixServiceTier"),
                 engine=ENGINE_KEYS,
-                elsewhere=ELSEWHERE,
+                elsewhere={**ELSEWHERE, "host_bytes": "service"},
                 needed=("service",),
             )
         )
