@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -248,16 +247,15 @@ def _reads(path: str, rounds: Rounds, sizes: Sizes, counts: dict[str, int]) -> N
 
 def run_service(sizes: Sizes, place: Place) -> Outcome:
     """LOOKUPs beside an echo, reads beside a copy, many in a pipeline, many clients at once."""
-    rounds, folder = Rounds(), Path(tempfile.mkdtemp(prefix="radix-"))  # paths of sockets are short
+    rounds = Rounds()
     tokens = np.random.default_rng(7).integers(0, 1 << 17, 4096).astype(np.int32)
     question, short = _question(tokens), _question(tokens[:256])
-    paths = {name: str(folder / name) for name in ("service", "echo", "same")}
-    flags = json.dumps(
-        {"socket": paths["service"], "host_bytes": f"{sizes['pool_mib']}MiB", "store_share": "1"}
-    )
     counts = {"blocks read": 0}
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="radix-"))
+        paths = {name: f"{folder}/{name}" for name in ("service", "echo", "same")}  # short ones
+        pool = f"{sizes['pool_mib']}MiB"
+        flags = json.dumps({"socket": paths["service"], "host_bytes": pool, "store_share": "1"})
         other = stack.enter_context(_apart())
         stack.enter_context(_running(other, "service", flags))
         stack.enter_context(
