@@ -27,6 +27,7 @@ from radix.service.hosting import Settling
 from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError, Status, numbers_in
 from radix.service.refusing import refuse
 from radix.service.session import Opened, Session, Staging, Writing
+from radix.tier import Keys
 from radix.tree import NO_SLOT
 from tiers.slab import stride_bytes
 from tiers.transfer import PLANE
@@ -56,7 +57,8 @@ def reserve(context: Context, session: Session, frame: Frame) -> None:
         opened.hosted.flat.abort(taken)
         _no_staging(session.staging, nbytes, frame)
     number = next(context.numbers)
-    session.writing[number] = Writing(opened, taken, first or 0, nbytes)
+    others = keys[~taken.granted].copy()
+    session.writing[number] = Writing(opened, taken, others, first or 0, nbytes)
     offsets = np.full(len(keys), COMING, np.int64)
     offsets[taken.there] = THERE
     offsets[taken.granted] = (first or 0) + stride * np.arange(len(taken), dtype=np.int64)
@@ -86,7 +88,8 @@ def _refuse_draining(context: Context, frame: Frame) -> None:
 
 def commit(context: Context, session: Session, frame: Frame) -> None:
     """The extents are written. The answer: which keys are kept, a byte each; with DURABLE after
-    they are durable. A ``data`` of a byte a key says which are good.
+    they are durable, and beside them which of the keys that others brought are. A ``data`` of a
+    byte a key says which are good.
     """
     writing = _writing(session, frame)
     taken = writing.reservation
@@ -102,8 +105,9 @@ def commit(context: Context, session: Session, frame: Frame) -> None:
     order = np.arange(len(taken), dtype=np.int32)
     target = hosted.planes(taken.group), taken.slots
 
-    def tell(kept: Mask) -> None:
-        session.reply(Op.COMMIT, request, data=kept.astype(np.uint8), items=len(kept))
+    def tell(kept: Mask, others: Mask) -> None:
+        more = others.astype(np.uint8) if durable else b""
+        session.reply(Op.COMMIT, request, more, kept.astype(np.uint8), items=len(kept))
 
     def copied(well: bool) -> None:
         writing.copying = False
@@ -112,7 +116,7 @@ def commit(context: Context, session: Session, frame: Frame) -> None:
             _forsake(session, writing, number)
             return
         session.end_writing(number)
-        _show(session, writing.opened, taken, good & well, durable, tell)
+        _show(session, writing.opened, taken, writing.others, good & well, durable, tell)
 
     session.unanswered += 1
     if writing.nbytes <= _SMALL_BYTES or not len(taken):
@@ -143,27 +147,30 @@ def _show(
     session: Session,
     opened: Opened,
     taken: Reservation,
+    others: Keys,
     good: Mask,
     durable: bool,
-    tell: Callable[[Mask], None],
+    tell: Callable[[Mask, Mask], None],
 ) -> None:
-    """The good blocks become visible. ``tell`` is called with which are kept, once that is known:
-    now, or when they are ``durable``.
+    """The good blocks become visible. ``tell`` is called with which are kept, and which of the
+    ``others`` that were asked for with them, once that is known: now, or when they are ``durable``,
+    whoever brought them.
     """
     hosted = opened.hosted
     keys, group = taken.keys, taken.group
     hosted.flat.commit(taken, good)
-    if not (durable and hosted.persistent and good.any()):
-        tell(good & (hosted.flat.slots(keys, group, namespace=opened.namespace) != NO_SLOT))
+    if not (durable and hosted.persistent and (good.any() or len(others))):
+        kept = hosted.flat.slots(keys, group, namespace=opened.namespace) != NO_SLOT
+        tell(good & kept, np.ones(len(others), np.bool_))
         return
     session.unanswered += 1
 
     def settled(below: Mask) -> None:
         session.unanswered -= 1
-        tell(good & below)
+        tell(good & below[: len(keys)], below[len(keys) :])
 
-    until = time.monotonic() + _SETTLE_S
-    hosted.settled(Settling(keys, group, opened.namespace, settled, until))
+    until, every = time.monotonic() + _SETTLE_S, np.concatenate((keys, others))
+    hosted.settled(Settling(every, group, opened.namespace, settled, until))
 
 
 def abort(context: Context, session: Session, frame: Frame) -> None:
@@ -202,14 +209,15 @@ def write(context: Context, session: Session, frame: Frame) -> None:
         target = opened.hosted.planes(group)
         well = copy_blocks(target, taken.slots, source, picked) == 0
         good = (checksums(target, taken.slots) == sums[picked]) & well
-    request, others, granted = frame.request, ~taken.granted, taken.granted
+    request, granted = frame.request, taken.granted
+    others, durable = keys[~granted].copy(), bool(frame.flags & DURABLE)
 
-    def tell(kept: Mask) -> None:  # those that were there, or are coming, count as kept
-        found = others.copy()
-        found[granted] = kept
-        session.reply(Op.WRITE, request, data=found.astype(np.uint8), items=len(found))
+    def tell(kept: Mask, more: Mask) -> None:  # those that were there, or are coming, count too
+        found = np.empty(len(granted), np.uint8)
+        found[granted], found[~granted] = kept, more
+        session.reply(Op.WRITE, request, data=found, items=len(found))
 
-    _show(session, opened, taken, good, bool(frame.flags & DURABLE), tell)
+    _show(session, opened, taken, others, good, durable, tell)
 
 
 # ---------------------------------------------------------------------- losing

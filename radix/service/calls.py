@@ -196,6 +196,18 @@ def mask_in(frame: Frame, count: int) -> Mask:
     return mask
 
 
+def kept_in(frame: Frame, granted: Mask) -> Mask:
+    """The answer of COMMIT, of all keys that were asked for: a byte for each that was ``granted``,
+    and beside them one for each other, where the service says more of those than that they are
+    there or coming.
+    """
+    kept: Mask = ~granted
+    kept[granted] = mask_in(frame, int(granted.sum()))
+    if len(frame.keys) == int(kept.size - granted.sum()):
+        kept[~granted] = np.frombuffer(frame.keys, np.uint8) != 0
+    return kept
+
+
 def lengths_in(frame: Frame, count: int) -> npt.NDArray[np.int64]:
     """The answer of LENGTHS."""
     return numbers_in(frame, np.uint32, count).astype(np.int64)

@@ -29,6 +29,7 @@ from radix.service.calls import (
     Told,
     blocks_in,
     explained_in,
+    kept_in,
     lengths_in,
     mask_in,
     offsets_in,
@@ -351,13 +352,12 @@ class Operations:
                 raise ValueError(f"good must be {len(granted)} booleans, not {mask.shape}")
             data = mask[granted].astype(np.uint8).tobytes()
         flags = DURABLE if durable else 0
-        count = int(granted.sum())
 
         def make(_: int, request: int) -> bytearray:
             return encode(Op.COMMIT, request, data=data, number=room.number, flags=flags)
 
-        kept: Mask = ~granted
-        kept[granted] = yield Ask(None, make, lambda _, f: mask_in(f, count), timeout_s, room.store)
+        kept: Mask
+        kept = yield Ask(None, make, lambda _, f: kept_in(f, granted), timeout_s, room.store)
         return kept
 
     def abort(self, room: Room) -> Steps[None]:

@@ -26,6 +26,7 @@ from radix.service.encryption import name_of, shaken
 from radix.service.hosting import Hosted
 from radix.service.protocol import REPLY, VERSION, Splitter, Status, encode
 from radix.service.tenants import Tenant
+from radix.tier import Keys
 from tiers.memory import memory_file
 from tiers.slab import ALIGNMENT_BYTES
 
@@ -65,12 +66,14 @@ class Holding:
 
 @dataclass(slots=True)
 class Writing:
-    """A reservation: slots in the pool, and as many in the staging memory from ``first`` on.
-    ``copying``: the transfer threads read the staging memory and write the slots.
+    """A reservation: slots in the pool, and as many in the staging memory from ``first`` on;
+    ``others``: keys that were asked for with them and are there or coming already. ``copying``: the
+    transfer threads read the staging memory and write the slots.
     """
 
     opened: Opened
     reservation: Reservation
+    others: Keys
     first: int
     nbytes: int
     copying: bool = False

@@ -139,6 +139,41 @@ def _write(client: Client, turn: int, acknowledged: set[int], done: threading.Ev
             done.set()
 
 
+def test_what_was_acknowledged_as_durable_is_so_whoever_brought_it(tmp_path: Path) -> None:
+    """A durable write of blocks that another had just brought was acknowledged at once, because
+    they were there: in memory. Of what two clients wrote before a kill every sixth was lost.
+    """
+    for turn in range(2):
+        names: list[object] = [f"{turn} {index}" for index in range(3000)]
+        with Service(tmp_path, data=str(tmp_path / "data")) as service:
+            with service.client() as one, service.client() as other:
+                assert one.write(keys_of(names), contents(names), durable=False).all()
+                if turn:
+                    other.does.local = False  # the bytes go in frames, as over TCP
+                kept = other.write(keys_of(names), contents(names))
+                assert kept.all()
+                service.kill()
+        with Service(tmp_path, data=str(tmp_path / "data")) as service, service.client() as client:
+            good, blocks = client.read(keys_of(names[::5]))
+            assert good.all() and (blocks == contents(names[::5])).all()
+
+
+def test_what_the_disk_declines_is_durable_for_nobody(tmp_path: Path) -> None:
+    """It is there, and kept for who asks no more than that."""
+    names: list[object] = list(range(12))
+    flags = {"data": str(tmp_path / "data"), "write": "write_after", "write_after": "9"}
+    with Service(tmp_path, **flags) as service, service.client() as one, service.client() as other:
+        assert one.write(keys_of(names[:8]), contents(names[:8]), durable=False).all()
+        assert other.write(keys_of(names[:8]), contents(names[:8]), durable=False).all()
+        assert not other.write(keys_of(names[:8]), contents(names[:8])).any()
+        room = other.reserve(keys_of(names))
+        assert room.there.tolist() == [True] * 8 + [False] * 4
+        for index in range(8, 12):
+            room.block(index)[:] = content(names[index])
+        assert not other.commit(room).any()
+        assert (other.has(keys_of(names)) == 0).all()
+
+
 def test_a_restart_is_noticed_and_old_handles_are_refused(tmp_path: Path) -> None:
     names: list[object] = list(range(8))
     keys = keys_of(names)
