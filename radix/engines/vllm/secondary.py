@@ -185,6 +185,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
             ownership=Ownership.BORROWED,
             policy=self.options.policy,
             events=self._tells_events,
+            clock=time.monotonic_ns,
         )
         self._reporter = Reporter(str(folder))
         self._restored = self.store.metrics.get("restore", "blocks", self._disk.name)
