@@ -334,14 +334,19 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
         keep &= ~np.isin(columns.segments % len(config.paths), list(files.failed))
     keep = newest_alone(found, keep, columns)
     keep = within_limit(keep, columns, slab)
-    rows = found
-    if not keep.all():
-        _drop(index, columns.ids[~keep])
+    ids, rows = columns.ids[~keep], found
+    if len(ids):
         rows, columns = found[keep], columns_of(found[keep], slab)
     live = np.flatnonzero(np.bincount(columns.segments))
     owners = np.zeros(int(live.max(initial=-1)) + 1, np.int64)
     owners[columns.segments] = columns.groups
-    files.keep_only(live.tolist() if config.payload == "slab" else ())
+    stay = live.tolist() if config.payload == "slab" else ()
+    try:
+        _drop(index, ids, everything=not len(rows))
+    except lmdb.DiskError:  # removing takes space, too: first the bytes go, which nobody reads
+        files.keep_only(stay)
+        _drop(index, ids, everything=not len(rows))
+    files.keep_only(stay)
     shutil.rmtree(config.paths[0] / "compact.new", ignore_errors=True)
     for segment in range(max(plan.segments, int(live.max(initial=-1)) + 1)):
         if files.path_of(segment) in files.failed:
@@ -371,9 +376,11 @@ def _fill(opening: _Opening, index: LmdbIndex) -> OpenDisk:
     )
 
 
-def _drop(index: LmdbIndex, ids: npt.NDArray[np.uint64]) -> None:
-    """Removes records durably, in steps that a nearly full map has room for."""
-    if len(ids) and len(ids) == index.entries():
+def _drop(index: LmdbIndex, ids: npt.NDArray[np.uint64], *, everything: bool) -> None:
+    """Removes records durably, in steps that a nearly full map has room for; ``everything``: they
+    are all that there are.
+    """
+    if len(ids) and everything:
         index.clear()
         return
     step = REMOVE_CHUNK

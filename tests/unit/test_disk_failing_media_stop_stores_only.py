@@ -4,6 +4,7 @@ be read; one of several drives costs its own blocks (C94; design section 8).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -96,11 +97,38 @@ def _read_only_disk(tmp_path: Path) -> None:
             assert rig.adopt(range(4)) == [0, 1, 2, 3]
 
 
-BODIES = {"full": _full_disk, "read-only": _read_only_disk}
+def _full_disk_with_less(tmp_path: Path) -> None:
+    for limit_bytes in (7 << 20, 4 << 20, 1 << 20):
+        with small_disk(tmp_path / "full", "size=10m") as folder:
+            with DiskRig(folder / "d", limit_bytes=9 << 20) as rig:
+                while rig.tier.free_blocks(0) >= 8:
+                    first = len(rig.slots)
+                    assert rig.store(range(first, first + 8)).good.all()
+                stored = len(rig.slots)
+            with (folder / "other").open("wb", 0) as other, contextlib.suppress(OSError):
+                while other.write(bytes(4096)):
+                    pass
+            with DiskRig(folder / "d", limit_bytes=limit_bytes) as rig:
+                found = rig.adopt(range(stored))
+                assert found == list(range(stored - len(found), stored)) and len(found) > 40
+                assert rig.verify(found) == found
+                rig.free(found[:8])
+                assert rig.store(range(5000, 5008)).good.all()
+                rig.tier.check()
+
+
+BODIES = {"full": _full_disk, "read-only": _read_only_disk, "less": _full_disk_with_less}
 
 
 def test_a_full_disk_stops_stores_and_nothing_else(tmp_path: Path) -> None:
     _with_mounts("full", tmp_path)
+
+
+def test_a_full_disk_opens_with_a_smaller_limit(tmp_path: Path) -> None:
+    """Who gives a tier on a full disk less room was refused, with "No space left on device": the
+    removal of what had to go needed a page before any was given back.
+    """
+    _with_mounts("less", tmp_path)
 
 
 def test_a_read_only_disk_is_refused_by_name(tmp_path: Path) -> None:
