@@ -10,6 +10,7 @@ calls it, and that leases and reservations end with their connection.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -40,6 +41,7 @@ _LOG = logging.getLogger("radix.service")
 _BUSY_S, _CALM_S = 0.001, 1.0
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _LOCAL, _REMOTE = "socket", "listen"
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -66,6 +68,7 @@ class Server:
         self._answered: set[Session] = set()
         self._paused: set[Session] = set()  # have frames that were read and wait
         self._listeners: dict[int, tuple[str, socket.socket]] = {}
+        self._resting: set[int] = set()  # of these, not looked at until the next second
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
@@ -307,7 +310,9 @@ class Server:
         for _ in range(64):
             try:
                 link, _ = listener.accept()
-            except OSError:  # none is left, or it went again before it was taken
+            except OSError as error:  # none is left, or it went again before it was taken
+                if error.errno in _SHORT:
+                    self._rest(listener, error)
                 return
             link.setblocking(False)
             if len(self.sessions) >= self.config.limits.max_connections:
@@ -331,6 +336,14 @@ class Server:
             self.sessions[link.fileno()] = session
             self._poll.register(link.fileno(), _IN)
 
+    def _rest(self, listener: socket.socket, why: OSError) -> None:
+        """Nobody can be let in now: who waits at the door would be told of in every turn, so that
+        the loop never slept. It looks again once a second.
+        """
+        _LOG.warning("%d connections are open, others wait: %s", len(self.sessions), why.strerror)
+        self._poll.modify(listener.fileno(), 0)
+        self._resting.add(listener.fileno())
+
     def _turn_away(self, link: socket.socket) -> None:
         what = f"{len(self.sessions)} connections are open, as many as are taken".encode()
         with suppress(OSError):
@@ -352,6 +365,8 @@ class Server:
     def _look(self, now: float) -> None:
         """Cuts connections that are late, lets go what was kept long enough. Cost: what is open."""
         limits = self.config.limits
+        while self._resting:
+            self._poll.modify(self._resting.pop(), _IN)
         for session in list(self.sessions.values()):
             if session.tenant is None and now - session.began > limits.handshake_s:
                 self._close(session, "cut: no handshake")
@@ -371,6 +386,7 @@ class Server:
     def _stop_listening(self) -> None:
         for descriptor, (kind, link) in list(self._listeners.items()):
             self._poll.unregister(descriptor)
+            self._resting.discard(descriptor)
             link.close()
             if kind == _LOCAL and self.config.socket is not None:
                 self.config.socket.unlink(missing_ok=True)
