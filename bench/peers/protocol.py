@@ -3,8 +3,8 @@ what they found.
 
 Kept here: peers take turns round by round, so that a machine which slows down slows all; the first
 round of each is discarded, because it pays for warming up; a child that dies, is silent for longer
-than its deadline or answers with an error costs its own rows only; what was started is ended, by
-its number, however a measurement ends.
+than its deadline or answers with an error costs its own rows only, unless it is ours: then the
+benchmark failed; what was started is ended, by its number, however a measurement ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from bench.measure import Facts, Place, Ratio, Row, Sizes, Target, ratio
+from bench.measure import LIMIT, OURS, Facts, Place, Ratio, Row, Sizes, Target, ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ".venv-peers"
@@ -339,7 +339,7 @@ class Session:
         """``sizes["rounds"]`` rounds of each peer after one that is discarded, in turn.
 
         A peer that fails is in ``failed`` with its reason and has no rows; one that answered with
-        an error is asked again at the next workload.
+        an error is asked again at the next workload. Raises ``RuntimeError`` where one of ours did.
         """
         found = Found(
             versions=dict(self._versions),
@@ -361,6 +361,9 @@ class Session:
                 except PeerError as error:
                     found.forget(label, str(error))
                     del running[label]
+        for label, reason in found.failed.items():
+            if found.subjects[label] in (OURS, LIMIT):  # no figure would be missing but by a fault
+                raise RuntimeError(f"{label}: {reason}")
         return found
 
 

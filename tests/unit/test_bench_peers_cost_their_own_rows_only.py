@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure import Row
+from bench.measure import LIMIT, OURS, Row
 from bench.peers import protocol
 from bench.peers.protocol import (
     Case,
@@ -121,6 +121,15 @@ def test_one_without_an_environment_says_how_to_make_it() -> None:
 def test_one_that_can_not_be_imported_says_so() -> None:
     found = measured(faulty("nothing", program="bench.peers.no_such_child"), GOOD)
     assert "No module named bench.peers.no_such_child" in found.failed["faulty"]
+
+
+@pytest.mark.parametrize("subject", [OURS, LIMIT])
+@pytest.mark.parametrize("fault", ["dies", "refuses"])
+def test_one_of_ours_that_fails_is_a_failure(subject: str, fault: str) -> None:
+    """A crash of our own child was named as a missing peer, and the status was 0."""
+    cases = [Case("a", "wrong", {"rounds": 1})]
+    with pytest.raises(RuntimeError, match=r"faulty: (ended with status 3|ValueError: this work)"):
+        measure_cases([GOOD, replace(faulty(fault), subject=subject)], cases, 1)
 
 
 def test_one_that_refuses_a_workload_is_asked_for_the_next() -> None:
