@@ -8,6 +8,7 @@ last is told by the owner's clock or his steps alone (I33).
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -25,6 +26,7 @@ from radix.tree import EVERY_GROUP, NO_SLOT
 
 RELEASED, EXPIRED, GAVE_WAY = "released", "expired", "gave way"
 OVER_SHARE, RESET, NOTHING = "over its share", "reset", "nothing was there"
+MOST_ENDED = 64  # before their time, or extended, of which the old time may be remembered
 
 
 class Pin(Protocol):
@@ -65,14 +67,17 @@ class Hold:
 
 
 class Keeps:
-    """All keeps of one cache or store. ``enter``, ``end``, ``run`` once a poll; ``give_way`` for
-    who lacks room. Ask: ``kept``, ``leases``. ``share``: of each tier that they may hold.
+    """All keeps of one cache or store. ``enter``, ``extend``, ``end``, ``run`` once a poll;
+    ``give_way`` for who lacks room. Ask: ``kept``, ``leases``. ``share``: of each tier that they
+    may hold.
     """
 
     def __init__(self, residency: Residency, share: float, now: Callable[[], Moment]) -> None:
         self._residency, self._share, self.now = residency, share, now
         self._next = 1
         self.open: dict[int, Hold] = {}  # the oldest first
+        # by step, time and poll: when whose time is over; some have ended before, or last longer
+        self._due: list[list[tuple[int, int]]] = [[], [], []]
         residency.keeper = self
 
     def enter(self, root: int, patience: Patience, pin: Pin) -> Hold:
@@ -82,9 +87,25 @@ class Keeps:
         hold = Hold(self._next, root, self.now(), patience, pin)
         self._next += 1
         self.open[hold.number] = hold
+        self._time(hold)
         self._count("started")
         self._bound()
         return hold
+
+    def extend(self, hold: Hold, patience: Patience) -> None:
+        """From now on it lasts so long."""
+        hold.since, hold.patience = self.now(), patience
+        self._time(hold)
+
+    def _time(self, hold: Hold) -> None:
+        """Takes note of when its time is over. Cost: the logarithm of the keeps."""
+        for which, end in enumerate(hold.patience.ends(hold.since)):
+            due = self._due[which]
+            if end is not None:
+                heapq.heappush(due, (end, hold.number))
+            if len(due) > 2 * len(self.open) + MOST_ENDED:
+                each = [(one.patience.ends(one.since)[which], one) for one in self.open.values()]
+                due[:] = sorted((end, one.number) for end, one in each if end is not None)
 
     def end(self, hold: Hold, why: str) -> None:
         """It holds nothing any more. Idempotent. Its blocks are as old as before it."""
@@ -105,13 +126,18 @@ class Keeps:
                 self.end(hold, why)
 
     def run(self) -> None:
-        """Ends those whose time is over, and what has come to hold too much. Cost: the keeps."""
-        if self.open:
-            now = self.now()
-            for hold in list(self.open.values()):
-                if hold.patience.over(hold.since, now):
+        """Ends those whose time is over, and what has come to hold too much. Cost: those, and where
+        others pin as much as keeps may hold, the blocks of all.
+        """
+        if not self.open:
+            return
+        now = self.now()
+        for due, reached in zip(self._due, now, strict=True):
+            while due and due[0][0] <= reached:
+                hold = self.open.get(heapq.heappop(due)[1])
+                if hold is not None and hold.patience.over(hold.since, now):  # not extended since
                     self.end(hold, EXPIRED)
-            self._bound()
+        self._bound()
 
     def give_way(self, counts: Sequence[int]) -> bool:
         """Ends as many as must, the oldest first, for ``counts`` blocks a group of the first tier
@@ -371,7 +397,7 @@ class Keep:
         with self._gate:
             if self._hold is None or self._hold.why:
                 raise RequestError(f"extend: the keep has ended: {self.ended}")
-            self._hold.since, self._hold.patience = self._keeps.now(), patience
+            self._keeps.extend(self._hold, patience)
 
     def release(self) -> None:
         """Ends it. Idempotent; nothing on a closed cache."""

@@ -62,6 +62,15 @@ class Patience:
         """Whether it is never over."""
         return self.steps is None and self.ns is None and self.polls is None
 
+    def ends(self, since: Moment) -> tuple[int | None, int | None, int | None]:
+        """The step, the time and the poll at which it is over, whichever is first."""
+        bounds = (self.steps, self.ns, self.polls)
+        step, ns, poll = (
+            None if bound is None else begun + bound
+            for begun, bound in zip(since, bounds, strict=True)
+        )
+        return step, ns, poll
+
     def over(self, since: Moment, now: Moment, times: int = 1) -> bool:
         """Whether so long, or ``times`` as long, has gone by."""
         gone = (now.step - since.step, now.ns - since.ns, now.poll - since.poll)

@@ -61,10 +61,13 @@ class Settling:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A KEEP: what is pinned, until when by the monotonic clock, and for which account."""
+    """A KEEP: what is pinned, so many keys, until when by the monotonic clock, and for which
+    account.
+    """
 
     until: float
     lease: FlatLease
+    keys: int
     account: str
 
 
@@ -133,6 +136,7 @@ class Hosted:
         self.began = self.told = secrets.randbits(38) << 24
         self.closed = False
         self.keeps: dict[int, Kept] = {}
+        self._kept: dict[str, tuple[int, int]] = {}  # by account: KEEPs, and keys in them
         self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
         self._settling: list[Settling] = []
         self._resetting: list[Resetting] = []
@@ -263,21 +267,39 @@ class Hosted:
         waits.tell(below)
         return True
 
+    def kept(self, account: str) -> tuple[int, int]:
+        """KEEPs of an account, and the keys in them."""
+        return self._kept.get(account, (0, 0))
+
+    def keep(self, number: int, kept: Kept) -> None:
+        """Takes a KEEP over, until ``unkeep``."""
+        count, keys = self.kept(kept.account)
+        self.keeps[number] = kept
+        self._kept[kept.account] = count + 1, keys + kept.keys
+
+    def unkeep(self, number: int) -> bool:
+        """Ends a KEEP; whether there was one."""
+        kept = self.keeps.pop(number, None)
+        if kept is None:
+            return False
+        count, keys = self._kept.pop(kept.account)
+        if count > 1:
+            self._kept[kept.account] = count - 1, keys - kept.keys
+        kept.lease.release()
+        return True
+
     def expire(self, now: float) -> None:
         """Lets go what was kept until now. Cost: what is kept."""
-        for number, kept in list(self.keeps.items()):
-            if kept.until <= now:
-                del self.keeps[number]
-                kept.lease.release()
+        for number in [number for number, kept in self.keeps.items() if kept.until <= now]:
+            self.unkeep(number)
 
     def close(self, until: float) -> None:
         """Makes durable what is under way, ends it. Who still waits is told that nothing came. For
         what is on its way to a remote tier it waits ``until`` then, by the monotonic clock.
         """
         self.closed = True
-        for kept in self.keeps.values():
-            kept.lease.release()
-        self.keeps.clear()
+        for number in list(self.keeps):
+            self.unkeep(number)
         self._sink(self.lasting, None)
         if self.remote is not None:
             self._sink(len(self.flat.tiers) - 1, until)

@@ -221,10 +221,8 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
     opened = opened_of(session, frame)
     hosted, most = opened.hosted, context.config.limits.keep_most_s
     if frame.number:
-        kept = hosted.keeps.pop(frame.number, None)
-        if kept is None:
+        if not hosted.unkeep(frame.number):
             raise ProtocolError(f"no KEEP {frame.number}", Status.UNKNOWN, frame.request)
-        kept.lease.release()
         session.reply(Op.KEEP, frame.request)
         return
     seconds = frame.argument / 1000
@@ -242,23 +240,23 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
     pinned = hosted.flat.lease(
         keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
     )
-    number = next(context.numbers)
-    hosted.keeps[number] = Kept(time.monotonic() + seconds, pinned, account)
-    session.reply(Op.KEEP, frame.request, items=int(pinned.held.sum()), number=number)
+    number, there = next(context.numbers), int(pinned.held.sum())
+    hosted.keep(number, Kept(time.monotonic() + seconds, pinned, there, account))
+    session.reply(Op.KEEP, frame.request, items=there, number=number)
 
 
 def _bound_keeps(hosted: Hosted, account: str, part: float, keys: int, frame: Frame) -> None:
     """What is kept leaves room for what is not: half of the pool at most, of an account among
     several half of its part, so that nobody's keeps are in the way of another's.
     """
-    mine = [kept.lease for kept in hosted.keeps.values() if kept.account == account]
-    pinned = sum(int(each.held.sum()) for each in mine) + keys
+    mine, held = hosted.kept(account)
+    pinned = held + keys
     least = min(hosted.host.capacity_blocks(group) for group in range(len(hosted.flat.groups)))
     most = int(least * part / 2)
-    if len(mine) >= _MOST_KEEPS or pinned > most:
+    if mine >= _MOST_KEEPS or pinned > most:
         raise ProtocolError(
             f"{pinned} keys would be kept, at most half of {int(least * part)}, in "
-            f"{len(mine) + 1} KEEPs, at most {_MOST_KEEPS}",
+            f"{mine + 1} KEEPs, at most {_MOST_KEEPS}",
             *(Status.LIMIT, frame.request),
         )
 

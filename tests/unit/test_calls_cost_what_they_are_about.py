@@ -9,6 +9,7 @@ calls of Python functions, which no other process disturbs.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -35,11 +36,14 @@ def _calls(work: Callable[[], object]) -> int:
         nonlocal count
         count += what == "call"
 
+    gc.collect()
+    gc.disable()  # what others left behind may be told of its end
     sys.setprofile(seen)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
@@ -183,3 +187,24 @@ def test_a_step_slides_over_what_it_left_and_not_over_the_whole_context(
         request.finish()
         cache.poll()
         cache.check()
+
+
+def _kept_calls(keeps: int) -> dict[str, int]:
+    with PrefixCache(
+        [Group.full("kv", PAGE)], [IndexTier(8 * (keeps + 2))], page_tokens=PAGE
+    ) as cache:
+        for at in range(keeps + 1):
+            with cache.admit(_prompt(at, 2)) as request:
+                request.computed(2 * PAGE)
+        cache.poll()
+        held = [cache.keep(_prompt(at, 2), seconds=1000.0 + at) for at in range(keeps)]
+        counts = {"poll, none is over": _calls(cache.poll)}
+        counts["keep"] = _calls(lambda: held.append(cache.keep(_prompt(keeps, 2), steps=3)))
+        cache.passed(3)
+        counts["poll, one is over"] = _calls(cache.poll)
+        assert [keep.held for keep in held] == [True] * keeps + [False]
+    return counts
+
+
+def test_a_keep_costs_a_poll_nothing_until_it_is_over() -> None:
+    assert _kept_calls(4) == _kept_calls(300)

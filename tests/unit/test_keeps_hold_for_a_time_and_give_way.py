@@ -126,6 +126,29 @@ def test_extended_it_begins_anew_and_once_over_it_cannot_be() -> None:
     done(rig)
 
 
+def test_times_that_hold_no_more_end_nothing_and_are_forgotten() -> None:
+    rig, clock = rig_of()
+    rig.serve(prompt(0))
+    rig.serve(prompt(1))
+    keep, other = rig.cache.keep(prompt(0), 10), rig.cache.keep(prompt(1), 30)
+    for _ in range(1000):
+        keep.extend(20, steps=1000)
+        rig.cache.keep(prompt(0), 5).release()
+    assert max(map(len, rig.cache._keeps._due)) < 200, "times are remembered for ever"
+    clock.ns += 19 * SECOND
+    rig.poll()
+    assert keep.held and other.held, "a time that was extended ended one"
+    keep.extend(40)
+    clock.ns += 11 * SECOND
+    rig.poll()
+    assert keep.held and other.ended == "expired"
+    keep.extend(1)
+    clock.ns += SECOND
+    rig.poll()
+    assert keep.ended == "expired"
+    done(rig)
+
+
 def test_what_is_not_there_is_not_held() -> None:
     rig, _ = rig_of()
     keep = rig.cache.keep(prompt(0), 10)
