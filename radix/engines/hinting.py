@@ -35,6 +35,17 @@ def hints_in(given: object) -> Hints:
     return Hints(**{name: value for name, value in given.items() if value is not None})
 
 
+def standing(hints: Hints) -> Hints | None:
+    """What of hints holds while the request runs, None where nothing does: the rest is of its end.
+
+    >>> standing(Hints(priority=3, ended=True))
+    Hints(expects_return=None, keep_for=None, priority=3, ended=False)
+    """
+    if hints.keep_for is None and hints.priority is None:
+        return None
+    return Hints(keep_for=hints.keep_for, priority=hints.priority)
+
+
 class Hearing:
     """``of`` a request: its hints. ``hints.taken``, ``hints.refused`` count what came.
 

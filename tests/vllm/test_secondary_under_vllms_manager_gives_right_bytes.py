@@ -18,6 +18,8 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 
 from radix.tier import TierMode
+from tests.vllm.offloaddriver import SAID
+from tests.vllm.offloadrig import context_of
 from tests.vllm.secondaryrig import ROW_BYTES, Host, config, content, key
 from tests.vllm.test_secondary_damage_costs_hits_and_nothing_else import slab_files
 from tests.vllm.test_secondary_stays_within_its_limit import bytes_on_disk, small
@@ -35,6 +37,7 @@ class World:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.rng = random.Random(seed)
+        self.saying = random.Random(seed)
         self.damage = random.Random(seed)  # what it hits depends on how far the disk has come
         self.weights = 0
         self.requests = 0
@@ -90,7 +93,7 @@ class World:
         """One request from its first lookup to its end; its stores may end later."""
         self.requests += 1
         groups = self.prompt()
-        context = ReqContext(f"request {self.requests}")
+        context = context_of(f"request {self.requests}", hints=self.saying.choice(SAID))
         for names in groups:
             for place, name in enumerate(names, start=1):
                 context.set_offload_key_position(name, 32 * place)

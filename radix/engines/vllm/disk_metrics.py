@@ -26,6 +26,8 @@ COUNTERS: Mapping[str, str] = {
     "failed_load_blocks": "Blocks that were to be loaded and did not come.",
     "corrupt_blocks": "Blocks whose checksum did not hold: dropped, never served.",
     "evicted_blocks": "Blocks that had to go for others.",
+    "hints_taken": "Requests that said hints, which were taken.",
+    "hints_refused": "Requests that said what is no hint, which was left out.",
     "resets": "Resets of the engine's caches.",
     "faults": "Calls that failed inside the tier and were answered as a miss.",
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from radix.engines.hinting import Hearing
+from radix.engines.hinting import Hearing, standing
 from radix.engines.vllm.blocks import Blocks, joined
 from radix.engines.vllm.lives import Life
 from radix.hints import Hints
@@ -38,12 +38,12 @@ class Hinted:
         """Blocks are loaded, or offered, for a request. Cost: none where it says nothing."""
         if life.hints is not None:
             life.used.update(zip(names_of(names), positions.tolist(), strict=True))
-            self._say(_standing(life.hints), names, positions)
+            self._say(standing(life.hints), names, positions)
 
     def stored(self, life: Life, part: Reservation, good: Mask) -> None:
         """What was offered for a request is there now, perhaps after its end."""
         if life.hints is not None and good.any():
-            hints = life.hints if life.finished else _standing(life.hints)
+            hints = life.hints if life.finished else standing(life.hints)
             self._say(hints, part.keys[good], part.positions[good])
 
     def end(self, life: Life) -> None:
@@ -57,10 +57,3 @@ class Hinted:
         store, space = self._blocks.store, self._blocks.space
         if hints is not None and not store.gate.closed:
             store.touch(names, namespace=space, positions=positions, hints=hints)
-
-
-def _standing(hints: Hints) -> Hints | None:
-    """What of hints holds before the request's end."""
-    if hints.keep_for is None and hints.priority is None:
-        return None
-    return Hints(keep_for=hints.keep_for, priority=hints.priority)

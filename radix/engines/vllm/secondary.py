@@ -27,11 +27,13 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
     OffloadingEvent,
+    OffloadPolicy,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from radix.engines.versions import require
+from radix.engines.vllm.disk_hints import DiskHints, Saying
 from radix.engines.vllm.disk_metrics import Reporter, definitions
 from radix.engines.vllm.disk_names import EndOf, LastingDisk, Names, Part
 from radix.engines.vllm.disk_options import DiskOptions
@@ -57,6 +59,7 @@ _TIER_NEEDS = {
     "get_finished_jobs": (),
     "drain_jobs": (),
     "on_new_request": ("req_context",),
+    "on_request_finished": ("req_context",),
     "on_schedule_end": ("context",),
     "shutdown": (),
 }
@@ -69,7 +72,8 @@ Mask = npt.NDArray[np.bool_]
 @dataclass(slots=True)
 class _Work:
     """A job of vLLM's from its submission to its answer. ``good[i]``: key i is where it was to go;
-    ``moves[i]``: its bytes are moved for it; ``left``: parts whose end is still to come.
+    ``moves[i]``: its bytes are moved for it; ``left``: parts whose end is still to come;
+    ``saying``: what its request says of the keys.
     """
 
     job: int
@@ -79,6 +83,7 @@ class _Work:
     good: Mask
     moves: Mask
     left: int = 0
+    saying: Saying | None = None
 
 
 class _Lent:
@@ -187,6 +192,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
             events=self._tells_events,
             clock=time.monotonic_ns,
         )
+        self._hinted = DiskHints(self.store, self._names)
         self._reporter = Reporter(str(folder))
         self._restored = self.store.metrics.get("restore", "blocks", self._disk.name)
         self._closer = weakref.finalize(self, _close, self.store, rows, os.getpid())
@@ -199,12 +205,22 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
 
     # ------------------------------------------------------------------ asking
     def on_new_request(self, req_context: Any) -> Any:
-        """Takes what is new, chunk by chunk. Raises ``UnsupportedError`` at the first request where
-        its hashes turn out to start from a random seed.
+        """Takes what is new, chunk by chunk, of a request that says hints all. Raises
+        ``UnsupportedError`` at the first request where its hashes turn out to start from a random
+        seed.
         """
         if not self._names.known and self._closer.alive:
             self._names.spaces()
+        if self._hinted.begin(req_context):
+            return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
         return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """What a request says holds of all of its blocks from now on. Never raises."""
+        if self._closer.alive:
+            with _Outermost("hint", self._counts):
+                self._touch_used()  # told later they were a use of what is over
+                self._hinted.end(req_context)
 
     def lookup(self, key: Any, req_context: Any) -> Any:
         """HIT: durable here, and used now; RETRY: still being written; MISS. Never blocks.
@@ -275,6 +291,7 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
                 raise ValueError(f"chunk_ids must be one a key, {len(keys)}, not {rows.shape}")
             if self._closer.alive:
                 self._touch_used()
+                work.saying = self._hinted.use(keys, job.req_context)
                 for part in self._names.split(keys, job.req_context.get_offload_key_position):
                     number = start(work, part, rows[part.index])
                     self._parts[number] = (work, part.index)
@@ -334,6 +351,9 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
         part = None
         if work.promotion and not whole:
             part = tuple(key for key, came in zip(work.keys, good.tolist(), strict=True) if came)
+        if work.saying is not None:
+            with _Outermost("hint", self._counts):
+                self._hinted.say(work.saying, work.keys)
         self._finished.append(
             JobResult(
                 job_id=work.job,
@@ -417,6 +437,8 @@ class RadixDiskTier(SecondaryTierManager):  # type: ignore[misc]  # no types of 
             **self._counts,
             "corrupt_blocks": metrics.get("load", "corrupt", self._disk.name, _ROW),
             "evicted_blocks": metrics.get("evict", "blocks", self._disk.name, _ROW),
+            "hints_taken": metrics.get("hints", "taken"),
+            "hints_refused": metrics.get("hints", "refused"),
         }
         state = {
             "used_bytes": usage.used_bytes,
