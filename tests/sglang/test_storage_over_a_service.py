@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
 from radix.engines.sglang import RadixHiCache
 from radix.engines.sglang.storage_options import Options
@@ -29,6 +29,7 @@ from tests.sglang.rig import (
     key,
     mark,
     mha_pool,
+    mla_pool,
     number_of,
     ours,
     page_bytes,
@@ -144,6 +145,38 @@ def test_replicas_of_one_server_find_each_others_pages(service: Service) -> None
         assert page_bytes(pools[1], page) == page_bytes(pools[0], page)
     for each in replicas:
         each.close()
+
+
+def test_ranks_of_a_model_with_latents_read_what_the_first_one_wrote(service: Service) -> None:
+    """Of its states each rank has its own: those of another are not found under any name."""
+    pools = [{"kv": mla_pool(), "mamba": state_pool()} for _ in range(2)]
+    for pool in pools[0].values():
+        fill(pool, 1)
+    ranks = [
+        ours(told(service), pools[n], is_mla_model=True, tp_rank=n, tp_size=2) for n in range(2)
+    ]
+    for name, pool in pools[0].items():
+        transfer = PoolTransfer(PoolName(name), indices(pool, PAGES), keys=KEYS)
+        assert ranks[0].batch_set_v2([transfer]) == {PoolName(name): [True] * 4}
+    for name, pool in pools[1].items():
+        transfer = PoolTransfer(PoolName(name), indices(pool, PAGES), keys=KEYS)
+        assert ranks[1].batch_get_v2([transfer]) == {PoolName(name): [name == "kv"] * 4}
+    for page in PAGES:
+        assert page_bytes(pools[1]["kv"], page) == page_bytes(pools[0]["kv"], page)
+    state = PoolTransfer(PoolName.MAMBA, keys=[""], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    found = [rank.batch_exists_v2(KEYS, [state]).kv_hit_pages for rank in ranks]
+    assert found == [4, 0]
+    for rank in ranks:
+        rank.close()
+
+
+def test_tensor_ranks_of_other_models_have_pages_of_their_own(service: Service) -> None:
+    pools = [mha_pool(), mha_pool()]
+    ranks = [ours(told(service), {"kv": pools[n]}, tp_rank=n, tp_size=2) for n in range(2)]
+    assert ranks[0].batch_set_v1(KEYS, indices(pools[0], PAGES)) == [True] * 4
+    assert [rank.batch_exists(KEYS) for rank in ranks] == [4, 0]
+    for rank in ranks:
+        rank.close()
 
 
 def test_a_service_that_was_killed_and_started_again_is_warm(tmp_path: Path) -> None:

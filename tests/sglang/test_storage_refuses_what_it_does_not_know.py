@@ -104,8 +104,8 @@ def test_the_same_configuration_finds_its_pages_though_pools_come_in_another_ord
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"is_mla_model": True, "tp_size": 2}, "an MLA model on 2 ranks"),
-        ({"is_mla_model": True, "attn_cp_size": 4}, "an MLA model on 4 ranks"),
+        ({"is_mla_model": True, "tp_size": 2}, "an MLA model on 2 ranks.*name a 'service'"),
+        ({"is_mla_model": True, "attn_cp_size": 4}, "an MLA model on 4 ranks of context"),
         (
             {"is_mla_model": True, "tp_size": 2, "dcp_size": 2, "logical_page_size": 8},
             "set --dcp-size 1",

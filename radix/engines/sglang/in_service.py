@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from radix.engines.sglang.host_pools import HostPool
+from radix.engines.sglang.storage_options import Rank
 from radix.events import Event
 from radix.keys import Namespace
 from radix.keysets import Mask
@@ -44,6 +45,10 @@ class InService:
         """Connects to nothing yet."""
         self.name = service.address
         self._service = service
+
+    def rank_of(self, rank: Rank, pool: HostPool) -> list[object]:
+        """What of a rank is in the names of a pool's pages: all who hold the same find them."""
+        return rank.share(pool.name)
 
     def check(self, pools: Sequence[HostPool], namespace: Namespace) -> None:
         """Asks the service once, so that what it refuses is told at once: ``DeniedError``,

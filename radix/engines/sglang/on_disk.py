@@ -42,6 +42,10 @@ class OnDisk:
         self._options = options
         self._guard: DirectoryLock | None = None
 
+    def rank_of(self, rank: Rank, pool: HostPool) -> list[object]:
+        """What of a rank is in the names of a pool's pages: all, for it alone finds them."""
+        return rank.alone
+
     def check(self, pools: Sequence[HostPool], namespace: Namespace) -> None:
         """Makes the directory where there is none, and takes it. Raises ``TierUnavailableError``
         where another process holds it or it is not ours, ``ValueError`` for a limit too small,

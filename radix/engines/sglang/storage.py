@@ -87,10 +87,10 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
         to share pages.
         """
         self.options = Options.of(storage_config.extra_config)
-        rank, service = Rank.of(storage_config), service_in(self.options)
-        self.rank = rank if service is None else rank.share  # replicas find each other's pages
+        self.rank = Rank.of(storage_config)
+        service = service_in(self.options)
         self._below: OnDisk | InService = (
-            OnDisk(self.options, rank) if service is None else InService(service)
+            OnDisk(self.options, self.rank) if service is None else InService(service)
         )
         self._config = storage_config
         self._pools: dict[str, HostPool] = {}
@@ -155,10 +155,10 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
                 "the files of an adapter are replaced"
             )
         pools = self._ordered()
-        namespace = self._namespace(pools)
+        namespaces = self._namespaces(pools)
         with self._lock:
             if not self._registered:
-                self._below.check(pools, namespace)
+                self._below.check(pools, namespaces[0])
             self._registered = True
 
     def _ordered(self) -> list[HostPool]:
@@ -176,29 +176,30 @@ class RadixHiCache(HiCacheStorage):  # type: ignore[misc]  # the engine has no t
 
     def _open(self) -> None:
         pools = self._ordered()
-        namespace = self._namespace(pools)
+        namespaces = self._namespaces(pools)
         self._opened = self._below.open(pools)
         self._stores = {
             pool.name: PoolStore(self._opened, group, namespace, pool)
-            for group, pool in enumerate(pools)
+            for group, (pool, namespace) in enumerate(zip(pools, namespaces, strict=True))
         }
 
-    def _namespace(self, pools: list[HostPool]) -> Namespace:
-        """What decides the bytes of a page beside its hash."""
-        rank = self.rank
+    def _namespaces(self, pools: list[HostPool]) -> list[Namespace]:
+        """For each pool what decides the bytes of a page beside its hash."""
         facts = {
             "pools": {pool.name: pool.facts for pool in pools},
             "model": model_facts(),
             "kv_dtype": logical_dtype(self._pools[KV].pool, self.options.kv_dtype),
-            "rank": [rank.tensor, rank.stage, rank.context, rank.data],
             "mla": bool(self._config.is_mla_model),
             "page_first": bool(self._config.is_page_first_layout),
         }
-        return Namespace(
-            model=str(self._config.model_name or ""),
-            revision=self.options.revision,
-            layout=json.dumps(facts, sort_keys=True).encode(),
-        )
+        return [
+            Namespace(
+                model=str(self._config.model_name or ""),
+                revision=self.options.revision,
+                layout=json.dumps(facts | {"rank": rank}, sort_keys=True).encode(),
+            )
+            for rank in (self._below.rank_of(self.rank, pool) for pool in pools)
+        ]
 
     # ------------------------------------------------------------------ what never raises
     def _ask(self, what: str, miss: T, call: Callable[[Stores], T]) -> T:

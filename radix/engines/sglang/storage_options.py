@@ -6,7 +6,7 @@ misspelt limit never becomes a default. Keeps no invariant of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ ENGINE_KEYS = (
     "hicache_storage_pass_prefix_keys",
 )
 _WHERE = "--hicache-storage-backend-extra-config"
+_REPLICATED = ("kv", "indexer")  # of a model with latent attention; its states are in shards
 _OF_A_DIRECTORY = ("directory", "limit_bytes", "policy", "threads")
 # What other backends call the same thing.
 _ELSEWHERE = {
@@ -106,46 +107,61 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which share of the model's state the process holds: a number and a count of each kind."""
+    """Which share of the model's state the process holds: a number and a count of each kind.
+    ``replicated``: all tensor ranks hold the same pages of latents, and the first one writes them.
+    """
 
     tensor: tuple[int, int]
     stage: tuple[int, int]
     context: tuple[int, int]
     data: int
+    replicated: bool
 
     @classmethod
     def of(cls, config: Any) -> Rank:
-        """The rank in a ``HiCacheStorageConfig``.
-
-        Raises ``UnsupportedError`` where a rank would have to read what another one wrote: each
-        has a directory of its own, and nobody else opens it.
+        """The rank in a ``HiCacheStorageConfig``. Raises ``UnsupportedError`` for ranks of which
+        it is not known who writes what.
         """
-        shards = (config.tp_size, config.attn_cp_size, config.dcp_size)
         if config.dcp_size > 1:
             raise UnsupportedError(
                 f"decode context parallelism of {config.dcp_size}: its ranks hold pages of other "
                 "sizes; set --dcp-size 1"
             )
-        if config.is_mla_model and max(shards) > 1:
+        if config.is_mla_model and config.attn_cp_size > 1:
             raise UnsupportedError(
-                f"an MLA model on {max(shards)} ranks: all of them hold the same bytes and only "
-                "the first one writes, into a directory that only it can open; set --tp-size 1, "
-                "or take HiCache's own file backend until pages can be shared between ranks"
+                f"an MLA model on {config.attn_cp_size} ranks of context parallelism: take "
+                "HiCache's own file backend"
             )
         return cls(
             (config.tp_rank, config.tp_size),
             (config.pp_rank, config.pp_size),
             (config.attn_cp_rank, config.attn_cp_size),
             config.dp_rank,
+            bool(config.is_mla_model),
         )
 
     @property
-    def share(self) -> Rank:
-        """Whose bytes it holds, of whichever data parallel replica it is."""
-        return replace(self, data=0)
+    def alone(self) -> list[object]:
+        """What names this rank among all of a server."""
+        return [self.tensor, self.stage, self.context, self.data]
+
+    def share(self, pool: str) -> list[object]:
+        """What names the share that it holds of the pages of a pool, whichever data parallel
+        replica it is of: who has the same holds the same bytes.
+        """
+        tensor = (0, self.tensor[1]) if self.replicated and pool in _REPLICATED else self.tensor
+        return [tensor, self.stage, self.context]
 
     def folder(self, directory: str) -> Path:
-        """The directory of this rank alone."""
+        """The directory of this rank alone. Raises ``UnsupportedError`` where it would have to read
+        what another one wrote: nobody else opens it.
+        """
+        if self.replicated and self.tensor[1] > 1:
+            raise UnsupportedError(
+                f"an MLA model on {self.tensor[1]} ranks: all of them hold the same bytes and only "
+                "the first one writes, into a directory that only it can open; name a 'service' "
+                "in place of 'directory', or set --tp-size 1"
+            )
         parts = [f"tp{self.tensor[0]}of{self.tensor[1]}", f"pp{self.stage[0]}of{self.stage[1]}"]
         parts += [f"cp{self.context[0]}of{self.context[1]}", f"dp{self.data}"]
         return Path(directory).expanduser() / "-".join(parts)
