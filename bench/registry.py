@@ -22,6 +22,7 @@ from bench import (
     remote,
     reopen,
     replay,
+    running,
     scale,
     service,
     step,
@@ -36,6 +37,7 @@ PEERS = "peers"
 _MODULES = (
     tree,
     scale,
+    running,
     step,
     mixed,
     instructions,
