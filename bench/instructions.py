@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.measure import (
@@ -31,7 +32,7 @@ FLAGS = ("-O3", "-std=c11", "-pthread")
 
 def compile_program(folder: Path) -> Path:
     """The program, in ``folder``: linked from the objects of the extension where its build left
-    them and they are newer than their source. Raises ``subprocess.CalledProcessError``.
+    them and they are newer than their source. Raises ``RuntimeError``.
     """
     program = folder / "instructions"
     native = ROOT / "native"
@@ -43,8 +44,17 @@ def compile_program(folder: Path) -> Path:
         parts.append(built if built.is_file() and built.stat().st_mtime > written else source)
     command = [os.environ.get("CC", "cc"), *FLAGS, f"-I{native / 'include'}"]
     command += [str(Path(__file__).with_suffix(".c")), *map(str, parts), "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True)
+    _output(command)
     return program
+
+
+def _output(command: Sequence[str]) -> str:
+    """What a program prints. ``RuntimeError`` with its last words where it fails."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        words = done.stderr.strip().rpartition("\n")[2]
+        raise RuntimeError(f"{command[0]} ended with status {done.returncode}: {words}")
+    return done.stdout
 
 
 def count(program: Path, function: str, arguments: list[str]) -> tuple[int, int]:
@@ -54,12 +64,12 @@ def count(program: Path, function: str, arguments: list[str]) -> tuple[int, int]
         *["valgrind", "--tool=callgrind", f"--callgrind-out-file={counts}"],
         *[f"--toggle-collect={function}", str(program), *arguments],
     ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    printed = _output(command)
     found = re.search(r"^(?:summary|totals): (\d+)", counts.read_text(), re.MULTILINE)
     counts.unlink()
     if found is None:
         raise RuntimeError("callgrind wrote no summary")
-    return int(found[1]), int(done.stdout)
+    return int(found[1]), int(printed)
 
 
 def run_instructions(sizes: Sizes, place: Place) -> Outcome:

@@ -208,6 +208,39 @@ def test_a_benchmark_that_fails_is_named_and_the_old_report_stays(
     assert target.read_text() == "what was there"
 
 
+@pytest.mark.parametrize(
+    ("program", "name", "status", "said"),
+    [
+        ("valgrind", "instructions", 1, "RuntimeError: valgrind ended with status 3: it is broken"),
+        ("fio", "reads", 1, "--output-format=json: it is broken"),
+        ("redis-server", "remote", 0, "skipped: redis-server does not answer"),
+    ],
+)
+def test_a_program_that_does_not_run_here_is_told_with_its_last_words(
+    program: str,
+    name: str,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A valgrind that failed was a traceback without its words; a Redis server that had ended was
+    waited for all the same.
+    """
+    data, broken = tmp_path / "data", tmp_path / program
+    data.mkdir()
+    broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("bench.remote.START_S", 1e9)
+    assert main([name, "--smoke", "--data", str(data)]) == status
+    told = capfd.readouterr()
+    assert said in (told.err if status else told.out)
+    assert "Traceback" not in told.err
+    assert list(data.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_in_order(
     number: signal.Signals,
