@@ -100,10 +100,16 @@ def test_a_window_model_in_processes_of_its_own_is_warm_after_a_restart(
     with start(GEMMA3, connector, processes=True) as engine:
         warm = engine.generate(asked, 12, logprobs=True)
         told = engine.metrics()
-    assert tokens(warm) == tokens(cold)
+        # A hinted request has all its blocks offered to the directory, in whichever tier they are.
+        assert engine.reset()
+        hinted = engine.generate(asked, 12, hints={"keep_for": 60})
+        engine.generate([prompt(2, 40)], 1)
+        counted = engine.metrics()
+    assert tokens(warm) == tokens(cold) == tokens(hinted)
     assert same_logprobs(GEMMA3, cold, warm)
-    assert cached(warm) >= 2 * REACHABLE
+    assert min(cached(warm), cached(hinted)) >= 2 * REACHABLE
     assert ours(told, "loaded_blocks") > 0 and ours(told, "failed_load_blocks") == 0
+    assert (ours(counted, "hints_taken"), ours(counted, "faults")) == (2, 0)
 
 
 def test_damaged_files_give_fewer_hits_and_the_same_tokens(start: Start, tmp_path: Path) -> None:
