@@ -1,10 +1,14 @@
 """FlatStore over tiers that refuse, fail, lose, corrupt, flip bits, go off and answer late and in
-any order: what it says is in the first tier, or arrived in a lent row, holds the bytes of its
-namespace and key (I24); each call is answered once (I22); every slot has one owner after each step
-(I7, I8); and once all has ended nothing is under way, so that nothing is tried for ever.
+any order, and which is told that blocks are wrong, or purged, or reset: what it says is in the
+first tier, or arrived in a lent row, holds the bytes of its namespace and key, and none of before
+that (I24, I31); each call is answered once (I22); every slot has one owner after each step (I7,
+I8); and once all has ended nothing is under way, so that nothing is tried for ever.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 from hypothesis import settings
@@ -18,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from radix.errors import CapacityError, NeverFitsError
+from radix.errors import CapacityError, LeaseError, NeverFitsError
 from radix.events import Event, KeysDone
 from radix.groups import Group
 from radix.keys import Namespace
@@ -28,6 +32,7 @@ from radix.policy.limits import Breaker, Limits, Patience
 from radix.store import FlatStore
 from radix.tier import Tier, TierMode, Transfer
 from tests.oracle import expand
+from tests.ticktier import peek
 from tiers.faults import Call, Fault, FaultPlan, FaultyTier
 from tiers.host import AdoptedTier, HostTier
 
@@ -64,9 +69,10 @@ def keys(run: list[int]) -> np.ndarray:
     return out
 
 
-def content(space: int, run: list[int]) -> np.ndarray:
-    """What the blocks of keys must hold."""
-    return expand([space << 32 | number for number in run], BLOCK)
+def content(space: int, run: list[int], ages: list[int]) -> np.ndarray:
+    """What the blocks of keys must hold; ``ages``: how often each was lost before."""
+    seeds = [age << 40 | space << 32 | n for n, age in zip(run, ages, strict=True)]
+    return expand(seeds, BLOCK)
 
 
 class PromptTier(HostTier):
@@ -130,6 +136,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.leases: list[FlatLease] = []
         self.asked: dict[int, tuple[int, list[int], list[int]]] = {}
+        self.lost: Counter[tuple[int, int]] = Counter()
         self.begin()
         for first in (0, 6):  # something to load from the start
             self.bring(first, 0, 6)
@@ -139,6 +146,14 @@ class Machine(RuleBasedStateMachine):
 
     def bring(self, first: int, space: int, turns: int) -> None:
         """Stores a run of keys, and lets some of it happen."""
+
+    def ages(self, space: int, run: list[int]) -> list[int]:
+        """How often each key was lost."""
+        return [self.lost[space, number] for number in run]
+
+    def content(self, space: int, run: list[int]) -> np.ndarray:
+        """What the blocks of keys must hold now."""
+        return content(space, run, self.ages(space, run))
 
     def hear(self, events: list[Event]) -> None:
         """Each call is answered once, by as many answers as it had keys."""
@@ -179,6 +194,24 @@ class Machine(RuleBasedStateMachine):
         for _ in range(turns):
             self.hear(self.store.poll())
 
+    @rule(run=numbers, space=spaces)
+    def forget(self, run: list[int], space: int) -> None:
+        self.store.forget(keys(run[:3]), namespace=SPACES[space])
+        self.lost.update((space, number) for number in run[:3])
+
+    @rule(space=spaces, most=st.sampled_from((1, 1000)), whole=st.integers(0, 3))
+    def purge(self, space: int, most: int, whole: int) -> None:
+        """Seldom of everything."""
+        spaces = range(len(SPACES)) if whole == 0 else [space]
+        if whole == 0:
+            self.store.reset()
+        else:
+            after: int | None = 0
+            root = self.store.root_of(SPACES[space])
+            while after is not None:
+                _, after = self.store.purge(root, after, most)
+        self.lost.update((each, number) for each in spaces for number in range(KEYS))
+
     @rule(tier=st.sampled_from(("near", "far")), mode=st.sampled_from(MODES))
     def switch(self, tier: str, mode: TierMode) -> None:
         self.store.set_mode(tier, mode)
@@ -187,6 +220,19 @@ class Machine(RuleBasedStateMachine):
     def every_slot_has_one_owner(self) -> None:
         if hasattr(self, "store"):
             self.store.check()
+
+    @invariant()
+    def tier_below_holds_the_right_bytes(self) -> None:
+        """But the last one, where bits turn over."""
+        if not hasattr(self, "store"):
+            return
+        every, near = list(range(KEYS)), self.lower[0].inner
+        for space, namespace in enumerate(SPACES):
+            number = len(self.store.tiers) - 2
+            slots = self.store.slots(keys(every), tier=number, namespace=namespace)
+            for key in np.flatnonzero(slots >= 0).tolist():
+                held = peek(near, 0, int(slots[key]))
+                assert np.array_equal(held, self.content(space, [key])[0])
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
@@ -222,11 +268,12 @@ class OwnedMachine(Machine):
         good = np.array([bits >> i & 1 == 1 for i in range(len(got))], np.bool_)
         run = got.keys[:, -1].tolist()
         self.rows[got.slots] = 0xEE
-        self.rows[got.slots[good]] = content(space, run)[good]
-        if abort == 0:
-            self.store.abort(got)
-        else:
-            self.store.commit(got, good)
+        self.rows[got.slots[good]] = self.content(space, run)[good]
+        with suppress(LeaseError):  # it ended with a reset
+            if abort == 0:
+                self.store.abort(got)
+            else:
+                self.store.commit(got, good)
 
     @rule(first=st.integers(0, KEYS - 1), space=spaces, turns=st.integers(0, 6))
     def bring(self, first: int, space: int, turns: int) -> None:
@@ -254,11 +301,12 @@ class OwnedMachine(Machine):
             every = list(range(KEYS))
             slots = self.store.slots(keys(every), namespace=namespace)
             here = np.flatnonzero(slots >= 0)
-            assert np.array_equal(self.rows[slots[here]], content(space, here.tolist()))
+            assert np.array_equal(self.rows[slots[here]], self.content(space, here.tolist()))
 
     def teardown(self) -> None:
         for _, got in getattr(self, "open", []):
-            self.store.abort(got)
+            with suppress(LeaseError):
+                self.store.abort(got)
         super().teardown()
 
 
@@ -269,6 +317,7 @@ class BorrowedMachine(Machine):
 
     def begin(self) -> None:
         self.spare = list(range(ROWS))
+        self.then: dict[int, int] = {}  # by row: how old its key was when its load began
 
     def lend(self, run: list[int]) -> list[int]:
         """Rows for as many of the keys as there are rows."""
@@ -279,15 +328,31 @@ class BorrowedMachine(Machine):
     def store_rows(self, run: list[int], space: int) -> None:
         lent = self.lend(run)
         run = run[: len(lent)]
-        self.rows[lent] = content(space, run)
+        self.rows[lent] = self.content(space, run)
         number = self.store.store(keys(run), np.array(lent, np.int32), namespace=SPACES[space])
         self.asked[number] = (space, run, lent)
+
+    @rule(run=numbers, space=spaces, purge=st.booleans(), turns=st.integers(0, 6))
+    def lose_what_is_being_stored(
+        self, run: list[int], space: int, purge: bool, turns: int
+    ) -> None:
+        """Two stores, of which the second waits where one is the most at once."""
+        for part in (run[::2], run[1::2]):
+            if part and self.spare:
+                self.store_rows(part, space)
+        if purge:
+            self.purge(space, 1000, 1)
+        else:
+            self.forget(run, space)
+        self.poll(turns)
+        self.load_what_is_below(space, 0, turns)
 
     @rule(run=numbers, space=spaces)
     def load_rows(self, run: list[int], space: int) -> None:
         lent = self.lend(run)
         run = run[: len(lent)]
         self.rows[lent] = 0xEE
+        self.then.update(zip(lent, self.ages(space, run), strict=True))
         load = self.store.load(keys(run), np.array(lent, np.int32), namespace=SPACES[space])
         self.asked[load.number] = (space, run, lent)
 
@@ -309,9 +374,12 @@ class BorrowedMachine(Machine):
     def answered(self, space: int, run: list[int], lent: list[int], good: np.ndarray) -> None:
         self.spare += lent
         if lent:
-            here = np.flatnonzero(good)
-            rows = np.array(lent, np.int64)[here]
-            assert np.array_equal(self.rows[rows], content(space, run)[here])
+            for number, row, arrived in zip(run, lent, good.tolist(), strict=True):
+                since = self.then.pop(row, None)
+                if since is not None and arrived:  # as it was when the load began, or later
+                    ages = range(since, self.lost[space, number] + 1)
+                    wanted = [content(space, [number], [age])[0].tobytes() for age in ages]
+                    assert self.rows[row].tobytes() in wanted
 
 
 def test_what_the_store_owns_holds_the_right_bytes() -> None:
