@@ -79,5 +79,5 @@ def test_chunks_come_back_as_they_were_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [(), ("requests", "bush"), ("lookups", "lists")])
 def test_an_unknown_kind_is_refused(arguments: tuple[str, ...]) -> None:
     peer = Peer("x", "radix", PROGRAM, arguments=arguments)
-    found = measure_cases([peer], [Case("a", "shared", {**SHARED, "page_tokens": 16})], 3)
-    assert "give requests or lookups" in found["a"].failed["x"]
+    with pytest.raises(RuntimeError, match="x: ValueError: give requests or lookups"):
+        measure_cases([peer], [Case("a", "shared", {**SHARED, "page_tokens": 16})], 3)

@@ -74,5 +74,5 @@ def test_the_limit_has_a_figure_for_each_operation(page_tokens: int) -> None:
 
 def test_an_unknown_tree_is_refused_by_name() -> None:
     peer = Peer("x", "radix", "bench.peers.radix_child", arguments=("bush",))
-    found = measure_cases([peer], [Case("a", "shared", SIZES)], 3)
-    assert "bush" in found["a"].failed["x"]
+    with pytest.raises(RuntimeError, match=r"x: ValueError: .*bush"):
+        measure_cases([peer], [Case("a", "shared", SIZES)], 3)
