@@ -91,7 +91,8 @@ class Breaker:
     """
 
     failures: int = 8
-    retry: Patience = Patience(steps=256, ns=1_000_000_000)
+    # polls: of who gives neither steps nor a clock
+    retry: Patience = Patience(steps=256, ns=1_000_000_000, polls=65_536)
     most_doublings: int = 6
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ What is damaged on the disk is a miss, never other bytes.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from radix.errors import TierUnavailableError
+from radix.policy.limits import Breaker
+from radix.tier import TierMode
 from tests.servicerig import together
 from tests.sglang.rig import (
     Below,
@@ -241,6 +244,26 @@ def test_what_cannot_be_forgotten_is_served_no_more(
     assert storage.batch_exists([key(0)]) == 0
     assert storage.batch_get_v1([key(0)], indices(pool, [0])) == [False]
     assert storage.batch_set_v1([key(0)], indices(pool, [0])) == [False]
+    storage.close()
+
+
+def test_a_disk_that_was_taken_out_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the store had no clock, by which a disk that was away for a moment comes back."""
+    now = [time.monotonic_ns()]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    storage = ours(tmp_path, {"kv": mha_pool()})
+    monkeypatch.undo()
+    assert storage._opened is not None
+    flat = storage._opened._store
+    for _ in range(Breaker().failures):
+        flat.transfers.breakers.ended(1, storing=False, good=False)
+    flat.poll()
+    assert flat.tiers[1].mode is TierMode.OFF
+    now[0] += 2_000_000_000
+    flat.poll()
+    assert flat.tiers[1].mode is TierMode.ON
     storage.close()
 
 

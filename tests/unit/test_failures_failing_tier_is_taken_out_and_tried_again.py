@@ -7,13 +7,16 @@ from __future__ import annotations
 import pytest
 
 from radix.events import Event, TierEvent
+from radix.groups import Group
 from radix.metrics import Metrics
 from radix.policy.breaker import Breakers
 from radix.policy.limits import Breaker, Limits, Moment, Patience
+from radix.store import FlatStore
 from radix.tier import TierMode
 from tests.cacherig import Rig, build
 from tests.ticktier import TickTier
 from tiers.faults import Fault, FaultPlan
+from tiers.index import IndexTier
 
 PAGE = 4
 PROMPT = [1] * 16 + [2]
@@ -198,3 +201,21 @@ def test_same_calls_and_failures_give_the_same_modes() -> None:
         runs.append(seen)
         rig.finish_all()
     assert runs[0] == runs[1] and runs[0]
+
+
+def test_who_gives_neither_clock_nor_steps_gets_his_tier_back_too() -> None:
+    """The fault: the default patience went by steps and time alone. A flat store has no steps, and
+    without a clock its time stands: a disk that was away for a moment stayed out for good.
+    """
+    host = IndexTier(8, name="host")
+    with FlatStore([Group.full("kv", PAGE)], [IndexTier(8), host], key_bytes=8) as store:
+        for _ in range(Breaker().failures):
+            store.transfers.breakers.ended(1, storing=False, good=False)
+        store.poll()
+        assert host.mode is TierMode.OFF
+        polls = 0
+        while host.mode is TierMode.OFF and polls < 1 << 17:
+            store.poll()
+            polls += 1
+        assert host.mode is TierMode.ON
+        assert polls > 1000, "a tier that fails is not to be tried at every turn"

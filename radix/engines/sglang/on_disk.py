@@ -8,6 +8,7 @@ tier. Nobody else opens the directory meanwhile, and what could not be forgotten
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,6 +79,7 @@ class OnDisk:
             [AdoptedTier([pool.arrays for pool in pools], "pools"), disk],
             ownership=Ownership.BORROWED,
             policy=self._options.policy,
+            clock=time.monotonic_ns,
         )
         kept = flat.usage()[_DISK].used_blocks
         names = [pool.name for pool in pools]
