@@ -254,16 +254,18 @@ def test_a_disk_that_was_taken_out_is_tried_again(
     now = [time.monotonic_ns()]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     storage = ours(tmp_path, {"kv": mha_pool()})
+    assert storage.batch_exists([key(0)]) == 0
     monkeypatch.undo()
     assert storage._opened is not None
     flat = storage._opened._store
+    number = len(flat.tiers) - 1
     for _ in range(Breaker().failures):
-        flat.transfers.breakers.ended(1, storing=False, good=False)
+        flat.transfers.breakers.ended(number, storing=False, good=False)
     flat.poll()
-    assert flat.tiers[1].mode is TierMode.OFF
+    assert flat.tiers[number].mode is TierMode.OFF
     now[0] += 2_000_000_000
     flat.poll()
-    assert flat.tiers[1].mode is TierMode.ON
+    assert flat.tiers[number].mode is TierMode.ON
     storage.close()
 
 
