@@ -61,14 +61,15 @@ class Settling:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A KEEP: what is pinned, so many keys, until when by the monotonic clock, and for which
-    account.
+    """A KEEP: what is pinned, so many keys, until when by the monotonic clock, for which account,
+    and the tenant who may end it.
     """
 
     until: float
     lease: FlatLease
     keys: int
     account: str
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +278,12 @@ class Hosted:
         self.keeps[number] = kept
         self._kept[kept.account] = count + 1, keys + kept.keys
 
-    def unkeep(self, number: int) -> bool:
-        """Ends a KEEP; whether there was one."""
-        kept = self.keeps.pop(number, None)
-        if kept is None:
+    def unkeep(self, number: int, tenant: str | None = None) -> bool:
+        """Ends a KEEP, of ``tenant`` where one is given; whether there was one."""
+        kept = self.keeps.get(number)
+        if kept is None or tenant not in (None, kept.tenant):
             return False
+        del self.keeps[number]
         count, keys = self._kept.pop(kept.account)
         if count > 1:
             self._kept[kept.account] = count - 1, keys - kept.keys

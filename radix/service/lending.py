@@ -220,8 +220,9 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
     """
     opened = opened_of(session, frame)
     hosted, most = opened.hosted, context.config.limits.keep_most_s
+    assert session.tenant is not None  # nobody else gets here
     if frame.number:
-        if not hosted.unkeep(frame.number):
+        if not hosted.unkeep(frame.number, session.tenant.name):
             raise ProtocolError(f"no KEEP {frame.number}", Status.UNKNOWN, frame.request)
         session.reply(Op.KEEP, frame.request)
         return
@@ -233,7 +234,6 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
             frame.request,
         )
     keys = keys_of_frame(opened, frame)
-    assert session.tenant is not None  # nobody else gets here
     accounts = context.domains[hosted.domain].accounts
     account = accounts.account(session.tenant)
     _bound_keeps(hosted, account, accounts.part(account), len(keys), frame)
@@ -241,7 +241,8 @@ def keep(context: Context, session: Session, frame: Frame) -> None:
         keys, namespace=opened.namespace, positions=positions_in(frame, len(keys))
     )
     number, there = next(context.numbers), int(pinned.held.sum())
-    hosted.keep(number, Kept(time.monotonic() + seconds, pinned, there, account))
+    until, tenant = time.monotonic() + seconds, session.tenant.name
+    hosted.keep(number, Kept(until, pinned, there, account, tenant))
     session.reply(Op.KEEP, frame.request, items=there, number=number)
 
 

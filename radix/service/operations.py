@@ -452,12 +452,12 @@ class Operations:
 
     def unkeep(self, number: int, namespace: Namespace | None) -> Steps[None]:
         """Ends a KEEP."""
-        yield Ask(namespace, lambda s, r: encode(Op.KEEP, r, store=s, number=number), _nothing)
+        kept = number_below("number", number, 1 << 63)
+        yield Ask(namespace, lambda s, r: encode(Op.KEEP, r, store=s, number=kept), _nothing)
 
     def forget(self, keys: object, group: object, namespace: Namespace | None) -> Steps[None]:
         """These blocks are wrong."""
-        asked, _ = Asking.of(keys, None, self.key_bytes)
-        number = self.group(group)
+        asked, number = Asking.of(keys, None, self.key_bytes)[0], self.group(group)
 
         def make(store: int, request: int) -> bytearray:
             return asked.frame(Op.FORGET, request, store=store, group=number)

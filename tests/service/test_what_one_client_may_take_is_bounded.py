@@ -18,7 +18,7 @@ from radix.keys import Namespace
 from radix.service import Client, ServiceLimitError, entering
 from radix.service.link import Credentials, Link
 from radix.service.opening import declared
-from radix.service.protocol import Op, Status, encode, text_of
+from radix.service.protocol import Op, ProtocolError, Status, encode, text_of
 from tests.service.rig import GROUPS, Service, contents, keys_of
 
 
@@ -61,6 +61,34 @@ def test_keeps_of_one_account_are_not_in_the_way_of_another(tmp_path: Path) -> N
                 with pytest.raises(ServiceLimitError, match="at most half of 128"):
                     client.keep(keys=keys_of(names[:65]), seconds=60)
                 assert client.keep(keys=keys_of(names[:64]), seconds=60)[1] == 64
+        service.check()
+
+
+def test_a_keep_is_ended_by_its_own_tenant_alone(tmp_path: Path) -> None:
+    """The fault: who gave the number of another tenant's KEEP ended it."""
+    tenants: dict[str, Any] = {}
+    for name in ("chats", "batch"):
+        file = tmp_path / name
+        file.write_text(f"the secret of {name}")
+        file.chmod(0o600)
+        tenants[name] = {"domain": "acme", "secret_file": str(file)}
+    with Service(tmp_path, tenants, listen="127.0.0.1:0", host_bytes="1MiB") as service:
+
+        def client_of(name: str) -> Client:
+            secret = f"the secret of {name}".encode()
+            return Client(service.addresses["listen"], GROUPS, tenant=name, secret=secret)
+
+        with client_of("chats") as owner, client_of("batch") as other:
+            owner.write(keys_of(["kept"]), contents(["kept"]))
+            number, _ = owner.keep(keys=keys_of(["kept"]), seconds=60)
+            with pytest.raises(ProtocolError, match=f"no KEEP {number}"):
+                other.unkeep(number)
+            with pytest.raises(TypeError, match="number must be an int"):
+                owner.unkeep("kept")  # type: ignore[arg-type]  # what is refused by name
+            with client_of("chats") as again:
+                again.unkeep(number)
+            with pytest.raises(ProtocolError, match=f"no KEEP {number}"):
+                owner.unkeep(number)
         service.check()
 
 
