@@ -59,6 +59,7 @@ _HEAD_BYTES = 16
 _NODE_BYTES = 8
 _MOST_DEPTH = 32
 _CHUNK = 1024  # pages at once
+_PAGES_AT_ONCE = 1 << 20  # of values, by number alone
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
@@ -152,8 +153,8 @@ def _check(descriptor: int, size: int) -> None:
         return
     meta = other if other["txn"] > first["txn"] else first
     last = int(meta["last_page"])
-    if not 1 <= last < 1 << 48:
-        raise _DamageError(f"its last page is {last}")
+    if not 1 <= last < min(1 << 48, int(meta["map_bytes"]) // page_bytes):
+        raise _DamageError(f"its last page is {last}, beyond its map")
     pages = _Pages(descriptor, page_bytes, min(last + 1, -(-size // page_bytes)), size)
     main = _Table.of(b"", meta["main"].tobytes(), plain=False)
     tables = [each for leaves in pages.leaves_of(main) for each in _tables(leaves)]
@@ -201,7 +202,6 @@ def _check_ids(leaves: _Leaves, last: int, table: _Table) -> int:
 def _check_free(pages: _Pages, table: _Table, count: int) -> None:
     """What is free is in no tree, and named once: else it would be written while it is read."""
     free = np.zeros(count, np.bool_)
-    free[: len(pages.taken)] = False
     for leaves in pages.leaves_of(table):
         big = leaves.firsts >= 0
         pages.take_values(leaves.firsts[big], leaves.sizes[big], look=True)
@@ -252,29 +252,48 @@ class _Pages:
             yield self._leaves(level[at : at + _CHUNK], least)
 
     def take_values(self, firsts: Numbers, sizes: Numbers, *, look: bool) -> None:
-        """Values that have pages of their own take them; ``look``: reads how each begins."""
+        """Values that have pages of their own take them; ``look``: reads how each begins. Cost:
+        those pages, not the file's, for there may be many calls.
+        """
         if not len(firsts):
             return
+        if firsts.min() < 2 or firsts.max() >= len(self.taken):
+            raise _DamageError("a value lies beyond the end or in another")
         counts = (_HEAD_BYTES - 1 + sizes) // self._page_bytes + 1
+        if look:
+            counts = self._counts(firsts, counts)
         order = np.argsort(firsts)
         begin, end = firsts[order], firsts[order] + counts[order]
-        if begin[0] < 2 or (end > len(self.taken)).any() or (begin[1:] < end[:-1]).any():
+        if (end > len(self.taken)).any() or (begin[1:] < end[:-1]).any():
             raise _DamageError("a value lies beyond the end or in another")
         if int(end[-1]) * self._page_bytes > self._size:
             raise _DamageError("it ends within a value")
-        before = np.concatenate(([0], np.cumsum(self.taken)))
-        if (before[end] != before[begin]).any():
-            raise _DamageError("a page of a value is in use already")
-        change = np.zeros(len(self.taken) + 1, np.int8)
-        np.add.at(change, begin, 1)
-        np.add.at(change, end, -1)
-        self.taken |= np.cumsum(change[:-1], dtype=np.int8) > 0
-        for at in range(0, len(firsts) if look else 0, _CHUNK):
-            some = firsts[at : at + _CHUNK]
-            words = self._read(some).view("<u4")
-            kinds = words[:, 2] >> 16 & _KINDS
-            if (kinds != _OVERFLOW).any() or (words[:, 3] != counts[at : at + _CHUNK]).any():
+        after = np.cumsum(end - begin)  # pages up to and with each value
+        before = after - (end - begin)
+        at = 0
+        while at < len(begin):
+            to = max(at + 1, int(np.searchsorted(after, before[at] + _PAGES_AT_ONCE, "right")))
+            shift = np.repeat(begin[at:to] - before[at:to], (end - begin)[at:to])
+            numbers = shift + np.arange(before[at], after[to - 1])
+            if self.taken[numbers].any():
+                raise _DamageError("a page of a value is in use already")
+            self.taken[numbers] = True
+            at = to
+
+    def _counts(self, firsts: Numbers, least: Numbers) -> Numbers:
+        """The pages of each value as its first one says: more than ``least``, those that it fills,
+        where a longer one stood there before it in the same transaction.
+        """
+        found = []
+        for at in range(0, len(firsts), _CHUNK):
+            words = self._read(firsts[at : at + _CHUNK]).view("<u4")
+            if (words[:, 2] >> 16 & _KINDS != _OVERFLOW).any():
                 raise _DamageError("a value begins with a page of another kind")
+            found.append(words[:, 3].astype(np.int64))
+        counts = np.concatenate(found)
+        if (counts < least).any():
+            raise _DamageError("a value has too few pages")
+        return counts
 
     def value(self, first: int, size: int) -> bytes:
         """A value that has pages of its own."""

@@ -9,16 +9,18 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
 
 from radix.errors import TierUnavailableError
 from radix.groups import Group
 from tests.crash.diskrig import BLOCK_BYTES, DiskRig
-from tiers.index_pages import damage_of
+from tiers.index_pages import _DamageError, _Pages, damage_of
 from tiers.inspection import DiskReader
 from tiers.purging import purge_disk
 
@@ -157,6 +159,78 @@ def test_a_sound_index_is_never_called_damaged(
                 rig.tier.renew()
             kept = len(rig.slots)
         assert damage_of(tmp_path / "d" / "data.mdb") == "" and kept > 8
+
+
+def test_a_value_that_was_written_twice_in_a_transaction_is_no_damage(tmp_path: Path) -> None:
+    """A sound index was called damaged, and a warm tier started cold: LMDB writes a shorter value
+    over a longer one of the same transaction and leaves it its pages, which were counted from the
+    value's size. It does so with its own list of free pages, too.
+    """
+    sizes = [9000, 100, 5000, 30000, 3000]
+    with lmdb.open(str(tmp_path), max_dbs=4, map_size=LIMIT) as env:
+        table = env.open_db(b"state")
+        for first in sizes:
+            for then in sizes:
+                with env.begin(write=True) as txn:
+                    for name in (b"a", b"b"):
+                        txn.put(name, bytes(first), db=table)
+                        txn.put(name, bytes(then), db=table)
+                assert damage_of(tmp_path / "data.mdb") == "", (first, then)
+
+
+def test_a_value_that_says_more_pages_than_are_its_own_is_damage(tmp_path: Path) -> None:
+    """LMDB frees as many as its first page says, and would write to those of others."""
+    with lmdb.open(str(tmp_path), max_dbs=4, map_size=LIMIT) as env:
+        table = env.open_db(b"state")
+        with env.begin(write=True) as txn:
+            for name in (b"a", b"b"):
+                txn.put(name, bytes(9000), db=table)
+    path = tmp_path / "data.mdb"
+    data = np.frombuffer(path.read_bytes(), "<u4").reshape(-1, PAGE // 4).copy()
+    values = np.flatnonzero(data[:, 2] >> 16 == 4)
+    assert data[values, 3].tolist() == [3, 3] and damage_of(path) == ""
+    for count in (2, 5, 1 << 31):
+        data[values[0], 3] = count
+        path.write_bytes(data.tobytes())
+        assert "value" in damage_of(path)
+
+
+@pytest.mark.parametrize("bit", [20, 36, 44, 47])
+def test_a_last_page_beyond_the_map_starts_cold(
+    tmp_path: Path, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of it refused the directory at every start: memory for as many pages was asked for,
+    or LMDB was to compact what it took for a file of that size.
+    """
+    with DiskRig(tmp_path / "d") as rig:
+        rig.store(range(8))
+    path = tmp_path / "d" / "data.mdb"
+    data = np.frombuffer(path.read_bytes(), "<u8").reshape(-1, PAGE // 8).copy()
+    last, txn = 17, 18  # words of a page that is a meta page
+    data[np.argmax(data[:2, txn]), last] |= 1 << bit
+    path.write_bytes(data.tobytes())
+    with DiskRig(tmp_path / "d") as rig:
+        assert rig.restored == [] and "its last page is" in caplog.text
+        assert rig.store(range(8)).good.all()
+
+
+def test_blocks_in_the_index_cost_their_own_pages_and_not_the_whole_file_each_time(
+    tmp_path: Path,
+) -> None:
+    """The pages of the whole file were summed up, eight bytes each, for every thousand leaves: of
+    1 TiB of blocks four GiB of memory, and as often as there were leaves.
+    """
+    pages = _Pages(-1, PAGE, 1 << 26, (1 << 26) * PAGE)
+    tracemalloc.start()
+    try:
+        pages.take_values(np.arange(2, 2002, 2), np.full(1000, 5000), look=False)
+        with pytest.raises(_DamageError, match="in use already"):
+            pages.take_values(np.array([2001]), np.array([100]), look=False)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        pages.take_values(np.array([3000, 1 << 24]), np.full(2, (8 << 30) + 5), look=False)
+    finally:
+        tracemalloc.stop()
+    assert int(pages.taken.sum()) == 2000 + 2 * ((8 << 30) // PAGE + 1)
 
 
 def test_what_the_medium_does_not_give_back_starts_cold(
