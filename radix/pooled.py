@@ -153,7 +153,7 @@ class PooledInsert:
     def _boundary(self, boundaries: Sequence[object]) -> int | None:
         """The one length in pages that is named; None where more is to be looked at."""
         position = boundaries[0]
-        if len(boundaries) > 1 or type(position) is not int or position <= 0:
+        if len(boundaries) > 1 or type(position) is not int or not 0 < position < 1 << 32:
             return None
         if position % self._inserting.align_tokens:
             return None

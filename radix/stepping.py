@@ -91,6 +91,8 @@ class Stepping(Driven):
         with self.gate:
             if self._dropped:
                 self._drain()
+            if self._timed:
+                self._tell_time()
             mask = EVERY_GROUP if groups is None else mask_of(groups, len(self.groups))
             return leases_of(self._home, cursors, mask)
 
@@ -167,6 +169,8 @@ class Stepping(Driven):
                     if opaque:
                         pages = np.empty((first + count, self.keys.page_bytes), np.uint8)
                         pages[first:] = chain.span(run, first, first + count)
+                        if inserting.parts:  # is looked for in the tree from its beginning
+                            pages[:first] = self.tree.pages(cursor, 0, first)
                 entries.append(_tuple(Entry, (lease, number, first, count, marks, run, pages)))
         except _BAD as error:
             raise of_request(error, len(entries)) from None
