@@ -16,8 +16,9 @@ request's. Where a block is one token nothing is ever copied.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +32,41 @@ Mask = npt.NDArray[np.bool_]
 Pairs = tuple[Slots, Slots]
 
 
+class Own(Protocol):
+    """The slots that a request has of its own: a dict by block, or ``Ahead``."""
+
+    def get(self, block: int, default: int, /) -> int:
+        """That of a block, ``default`` where it has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """``Own`` in a page table of which a block takes ``block_pages``: what is reserved for tokens
+    to come may be long, and drafts reach a few blocks of it.
+    """
+
+    slots: Slots
+    own: Mask
+    block_pages: int
+
+    def get(self, block: int, default: int, /) -> int:
+        """That of a block. Cost: O(1)."""
+        page = (block + 1) * self.block_pages - 1
+        return int(self.slots[page]) if page < len(self.slots) and self.own[page] else default
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """What the drafts of one group stand on.
 
     ``block_tokens``: tokens a block; 0 where the group keeps a block a sequence, so that a draft
     has a slot for the whole state behind it, or none. ``own``: the request's slots by the number
-    of the block, from the block of the first draft on.
+    of the block, from the block of the first draft on; they stay while the drafts do.
     """
 
     block_tokens: int
-    own: Mapping[int, int]
+    own: Own
 
 
 @dataclass(slots=True)
@@ -82,12 +107,15 @@ class _Branches:
 
     def __init__(self, ground: Ground, base: int) -> None:
         self.size = ground.block_tokens
-        self._own = dict(ground.own)
+        self._own = ground.own
+        self._used: set[int] = set()  # blocks of the request's own that drafts lie in
         self.pages: list[_Page] = []
         self.page_of: list[_Page] = []  # by draft
         if base % self.size:
             block = base // self.size
-            self.pages.append(_Page(self._own.pop(block), block, NO_SLOT, taken=False))
+            slot = self._own.get(block, NO_SLOT)
+            self.pages.append(_Page(slot, block, NO_SLOT, taken=False))
+            self._used.add(block)
 
     def plan(self, parent: int, position: int, count: int) -> list[_Page]:
         """The pages that ``count`` drafts from ``position`` on, behind ``parent``, add."""
@@ -99,7 +127,7 @@ class _Branches:
                 added.append(_Page(NO_SLOT, block, here.slot, taken=True))
             block += 1
         for number in range(block, (position + count - 1) // self.size + 1):
-            slot = self._own.get(number, NO_SLOT)
+            slot = NO_SLOT if number in self._used else self._own.get(number, NO_SLOT)
             added.append(_Page(slot, number, NO_SLOT, taken=slot == NO_SLOT))
         return added
 
@@ -117,7 +145,7 @@ class _Branches:
         self.pages += added
         for page in added:
             if not page.taken:
-                del self._own[page.block]
+                self._used.add(page.block)
 
     def _page(self, draft: int) -> _Page:
         return self.pages[0] if draft == ROOT else self.page_of[draft]

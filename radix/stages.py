@@ -17,13 +17,13 @@ import numpy as np
 
 from radix.admission import reserve_all
 from radix.arguments import storable
-from radix.drafts import ROOT, DraftTree, Ground, Growth, Mask, Pairs
+from radix.drafts import ROOT, Ahead, DraftTree, Ground, Growth, Mask, Pairs
 from radix.errors import RequestError
 from radix.events import RequestState
 from radix.gate import Gate
 from radix.keeping import Keeping
 from radix.keys import Tokens
-from radix.lifecycle import Fence, Held, Work, as_fence
+from radix.lifecycle import Fence, Held, Work, as_fence, whole_blocks
 from radix.tier import Slots
 from radix.tree import NO_SLOT
 
@@ -67,7 +67,7 @@ class Stages:
         if not self._keeping.placed:
             raise RequestError(f"{who} has the engine's slots, so drafts are the engine's too")
         self.refuse(work, "stage")
-        grounds = [_ground(held, work.count) for held in work.held]
+        grounds = [_ground(held) for held in work.held]
         for group, held in enumerate(work.held):
             if not held.rule.per_position and not _has_tail(held, work):
                 name = self._residency.groups[group].name
@@ -187,14 +187,24 @@ class Stages:
         held.slots[ends], held.own[ends] = new, True
         return old[(old != new) & (old != NO_SLOT)].tolist(), int((old == NO_SLOT).sum())
 
+    def _entered(self, tree: DraftTree, held: Held) -> list[int]:
+        """The own slots of the pages that drafts reach, and of the one before, whose snapshot may
+        be new. What else is there is none of a stage's.
+        """
+        page_tokens = held.rule.page_tokens
+        end = whole_blocks(held.rule, -(-(tree.base + len(tree)) // page_tokens))
+        reach = slice(max(0, tree.base // page_tokens - 1), end)
+        found: list[int] = held.slots[reach][held.own[reach]].tolist()
+        return found
+
     def _give_back(
         self, stage: Stage, group: int, replaced: list[int], spare: int, fence: Fence
     ) -> None:
         """What no page has goes behind the fence; up to ``spare`` slots stay with the request,
-        whose own they were.
+        whose own they were. Cost: the drafts, and the pages that they reach.
         """
         held = stage.work.held[group]
-        kept = set(held.private().tolist())
+        kept = {*self._entered(stage.tree, held), *held.spare, held.running}
         mine = dict.fromkeys((*replaced, *stage.tree.taken(group)))
         left = [slot for slot in mine if slot not in kept]
         own = max(0, spare)
@@ -380,14 +390,11 @@ class Stage:
             raise RequestError(f"{what}: the stage of request {self.work.number} is closed")
 
 
-def _ground(held: Held, count: int) -> Ground:
+def _ground(held: Held) -> Ground:
     """What the request has in one group from the block of its next token on."""
     if held.rule.per_position:
         return Ground(0, {})
-    size, first = held.rule.block_pages, count // held.rule.grid_tokens
-    ends = range((first + 1) * size - 1, len(held.slots), size)
-    own = {page // size: int(held.slots[page]) for page in ends if held.own[page]}
-    return Ground(held.rule.grid_tokens, own)
+    return Ground(held.rule.grid_tokens, Ahead(held.slots, held.own, held.rule.block_pages))
 
 
 def _has_tail(held: Held, work: Work) -> bool:
