@@ -420,6 +420,7 @@ class PrefixCache(Stepping, Traffic):
             self._drain()
             self.residency.check(device=self.requests.placed)
             self.transfers.check()
+            self._ahead.check()
             self.requests.check()
             check_slots(self.residency, self.transfers, self.requests, self._spaces.names)
 

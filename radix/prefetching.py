@@ -9,6 +9,7 @@ nothing is taken for a prompt that has no hit (C83-C86).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from radix.errors import InvariantError
 from radix.finding import Asking, Finding
 from radix.gate import Gate
 from radix.groups import Rule
@@ -61,7 +63,14 @@ class Ahead:
 
 class Prefetches:
     """All prefetches of one cache. ``start``, ``release``; ``ended`` for each of their transfers;
-    ``run`` once a poll. Ask: ``held``.
+    ``run`` once a poll. Ask: ``held``, ``check``.
+
+    A poll looks at those for which something may have changed. By number, that is by age:
+
+        WAITING   ``_asking`` for an answer, or ``_queue`` for the budget: the first that is short
+                  of it blocks all behind it
+        RUNNING   ``_out``: transfers are under way, by owner; ``_back[tier]``: pages wait for a
+                  place among the loads of that tier; an item may be in several of these
     """
 
     def __init__(self, transfers: Transfers, finding: Finding) -> None:
@@ -71,7 +80,14 @@ class Prefetches:
         self._limits = transfers.limits
         self.goal = 1 if transfers.borrowed is None else 0
         self._next = 1
-        self.open: dict[int, Ahead] = {}
+        self.open: dict[int, Ahead] = {}  # the oldest first
+        self._asking: dict[int, Ahead] = {}
+        self._queue: list[int] = []
+        self._out: set[int] = set()
+        self._back: list[list[int]] = [[] for _ in self._residency.tiers]
+        self._stirred: set[int] = set()  # more of them is to go up: a lower hop has ended
+        self._taken = [0] * len(self._residency.rules)
+        self._loads: list[set[int]] = [set() for _ in self._residency.tiers]  # of ours, by source
 
     def start(self, at: Cursor, hit: int, asking: Asking | None = None) -> Ahead:
         """Begins with a hit of ``hit`` pages on the path to ``at``, or with the one known once the
@@ -86,8 +102,11 @@ class Prefetches:
             item.state = PrefetchState.OVER
             return item
         self.open[item.number] = item
-        waiting = [each for each in self.open.values() if each.state is PrefetchState.WAITING]
-        if len(waiting) > MOST_WAITING:
+        if asking is None:
+            self._queue.append(item.number)
+        else:
+            self._asking[item.number] = item
+        if len(self._queue) + len(self._asking) > MOST_WAITING:
             self._count("declined", 1)
             self.release(item)
         else:
@@ -135,35 +154,42 @@ class Prefetches:
         return capacity // 2 if most is None else min(most, capacity)
 
     def held(self, group: int) -> int:
-        """Blocks of the budget that are taken."""
-        return sum(
-            item.share[group]
-            for item in self.open.values()
-            if item.state in (PrefetchState.RUNNING, PrefetchState.DONE)
-        )
+        """Blocks of the budget that are taken. Cost: O(1)."""
+        return self._taken[group]
 
     # ------------------------------------------------------------ going on
     def run(self) -> None:
-        """Starts those that have their budget, in order of age; moves what can move; ends those
-        whose time is over. Cost: what is open.
+        """Ends those whose time is over, moves what can move, starts those that have their budget,
+        the oldest first. Cost: those for which something has changed.
         """
-        now, blocked = self._transfers.now(), False
-        for item in list(self.open.values()):
-            if self._limits.prefetch_deadline.over(item.since, now):
-                self._count("expired", 1)
-                self.release(item)
-            elif item.state is PrefetchState.WAITING and self._is_answered(item):
-                blocked = blocked or not self._begin(item)
-            if item.state is PrefetchState.RUNNING:
-                self._advance(item)
+        self._expire()
+        over = self._out.difference(self._transfers.outstanding)  # in C: a budget may be large
+        for number in sorted(self._stirred.union(-owner for owner in over)):
+            self._stirred.discard(number)
+            self._advance(self.open[number])
+        for tier, back in enumerate(self._back):
+            while back and not self._crowded(tier):
+                self._advance(self.open[back[0]])
+        for item in list(self._asking.values()):
+            if item.asking is not None and item.asking.settled:
+                del self._asking[item.number]
+                if self._is_answered(item, item.asking):
+                    insort(self._queue, item.number)
+        while self._queue and self._begin(self.open[self._queue[0]]):
+            self._advance(self.open[self._queue.pop(0)])
 
-    def _is_answered(self, item: Ahead) -> bool:
-        """Whether it is known what it hits; it is over where that is nothing below."""
-        if item.asking is None:
-            return True
-        if not item.asking.settled:
-            return False
-        found, item.asking = self._finding.reached(item.asking), None
+    def _expire(self) -> None:
+        bound = self._limits.prefetch_deadline
+        if not self.open or bound.endless:
+            return
+        now = self._transfers.now()
+        while (item := next(iter(self.open.values()), None)) and bound.over(item.since, now):
+            self._count("expired", 1)
+            self.release(item)
+
+    def _is_answered(self, item: Ahead, asking: Asking) -> bool:
+        """What it hits is known: whether that is something below; it is over where it is not."""
+        found, item.asking = self._finding.reached(asking), None
         if found is not None:
             item.end, item.hit = found
             if any(len(pages) for pages in self._needs(item)):
@@ -184,15 +210,28 @@ class Prefetches:
         item.lease, node, pages = tree.lease(end._replace(pages=pages))
         item.end = Cursor(end.root, node, pages)
         item.left, item.share, item.state = left, share, PrefetchState.RUNNING
+        self._take(share, 1)
         return True
 
+    def _take(self, share: list[int], sign: int) -> None:
+        for group, count in enumerate(share):
+            self._taken[group] += sign * count
+
     def _advance(self, item: Ahead) -> None:
+        self._forget(item)
         for group, pages in enumerate(item.left):
             if len(pages):
                 item.left[group] = self._climb(item, group, pages)
-        busy = -item.number in self._transfers.outstanding
-        if not busy and not any(len(pages) for pages in item.left):
+        if -item.number in self._transfers.outstanding:
+            self._out.add(-item.number)
+        elif not any(len(pages) for pages in item.left):
             self._finish(item)
+
+    def _forget(self, item: Ahead) -> None:
+        """Nothing of one that runs waits any more."""
+        self._out.discard(-item.number)
+        for back in self._back:
+            _remove(back, item.number)
 
     def _climb(self, item: Ahead, group: int, pages: Pages) -> Pages:
         """Starts what can start; the pages that have to wait."""
@@ -207,15 +246,20 @@ class Prefetches:
             while len(these):
                 if self._crowded(tier):
                     later.append(these)
+                    _insert(self._back[tier], item.number)
                     break
                 sent = self._load(item, group, tier, these[:MOST_BLOCKS])
                 these = these[sent:] if sent else these[MOST_BLOCKS:]
         return np.sort(np.concatenate(later)) if later else np.empty(0, np.int64)
 
     def _crowded(self, tier: int) -> bool:
-        most = self._limits.prefetches
-        jobs = self._transfers.jobs.values()
-        return most is not None and sum(job.owner < 0 and job.lower == tier for job in jobs) >= most
+        """Whether as many loads of a tier as may run do. Cost: so many."""
+        most, loads, jobs = self._limits.prefetches, self._loads[tier], self._transfers.jobs
+        if most is None or len(loads) < most:
+            return False
+        # What ended is gone, and what was late has no owner any more.
+        loads.intersection_update([n for n in loads if n in jobs and jobs[n].owner < 0])
+        return len(loads) >= most
 
     def _load(self, item: Ahead, group: int, tier: int, pages: Pages) -> int:
         """Starts one transfer one tier up; of how many pages. What finds no room, or is refused,
@@ -227,9 +271,12 @@ class Prefetches:
             return 0
         move = Move(item.end, group, tier, target, pages[: len(slots)])
         owner = -item.number
-        if self._transfers.load(move, slots, owner, Urgency.PREFETCH) is None:
+        job = self._transfers.load(move, slots, owner, Urgency.PREFETCH)
+        if job is None:
             self._residency.tiers[target].abort(group, slots)
             return 0
+        if self._limits.prefetches is not None:
+            self._loads[tier].add(job.number)
         return len(slots)
 
     def ended(self, job: Job, arrived: Mask) -> None:
@@ -241,6 +288,7 @@ class Prefetches:
         if job.move.target > self.goal and len(came):
             group = job.move.group
             item.left[group] = np.union1d(item.left[group], came).astype(np.int64)
+            self._stirred.add(item.number)
         elif len(came):
             self._count("blocks", len(came))
 
@@ -257,16 +305,63 @@ class Prefetches:
         """Gives up what it pins and cancels what it moves. Idempotent."""
         if item.state is PrefetchState.OVER:
             return
+        if item.state is PrefetchState.WAITING:
+            self._asking.pop(item.number, None)
+            _remove(self._queue, item.number)
+        else:
+            self._take(item.share, -1)
+            self._forget(item)
+            self._stirred.discard(item.number)
         done, item.state = item.state is PrefetchState.DONE, PrefetchState.OVER
         del self.open[item.number]
-        for job in list(self._transfers.jobs.values()):
-            if job.owner == -item.number:
-                self._transfers.cancel(job)
+        if -item.number in self._transfers.outstanding:
+            for job in list(self._transfers.jobs.values()):
+                if job.owner == -item.number:
+                    self._transfers.cancel(job)
         if item.lease:
             self._residency.tree.release(item.lease, stamp=done)
 
     def _count(self, what: str, count: int) -> None:
         self._residency.metrics.add(("prefetch", what), count)
+
+    def check(self) -> None:
+        """Each stands where its state says, and what they have of the budget adds up. Raises
+        ``InvariantError``. Cost: what is open, and the jobs.
+        """
+        waiting, running, done = (
+            [item for item in self.open.values() if item.state is state]
+            for state in (PrefetchState.WAITING, PrefetchState.RUNNING, PrefetchState.DONE)
+        )
+        known = sorted([*self._asking, *self._queue])
+        if known != [item.number for item in waiting] or self._queue != sorted(self._queue):
+            raise InvariantError("I22", f"prefetches that wait: {waiting}, known {known}")
+        back = {number for each in self._back for number in each}
+        for item in running:
+            waits = any(len(pages) for pages in item.left) and item.number not in self._stirred
+            if waits and item.number not in back:
+                raise InvariantError("I22", f"pages of prefetch {item.number} are forgotten")
+            if -item.number not in self._out and item.number not in back:
+                raise InvariantError("I22", f"prefetch {item.number} runs and waits for nothing")
+        known = [*(-owner for owner in self._out), *back, *self._stirred]
+        if set(known) - {item.number for item in running}:
+            raise InvariantError("I22", "a prefetch is awaited that does not run")
+        for group, taken in enumerate(self._taken):
+            if taken != sum(item.share[group] for item in (*running, *done)):
+                raise InvariantError("I22", f"prefetches have {taken} blocks of group {group}")
+
+
+def _insert(numbers: list[int], number: int) -> None:
+    """Enters it into a sorted list, once."""
+    at = bisect_left(numbers, number)
+    if at == len(numbers) or numbers[at] != number:
+        numbers.insert(at, number)
+
+
+def _remove(numbers: list[int], number: int) -> None:
+    """Takes it out of a sorted list, if it is there."""
+    at = bisect_left(numbers, number)
+    if at < len(numbers) and numbers[at] == number:
+        del numbers[at]
 
 
 class Prefetch:

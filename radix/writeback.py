@@ -64,7 +64,7 @@ class WriteBack:
         self._tree = transfers.tree
         self._limits = limits
         self._heads = Heads(self._tree.native)
-        self._due: deque[_Due] = deque()
+        self._due: list[deque[_Due]] = [deque() for _ in transfers.tiers]  # by where they are
         self._stuck: dict[tuple[int, int], Moment] = {}
         self.enabled = enabled
         if enabled:
@@ -76,17 +76,20 @@ class WriteBack:
     ) -> None:
         """Blocks are new in a tier: nothing moves now."""
         if not self._limits.demote_after.endless:
-            self._due.append(_Due(self._transfers.now(), at, first, count, source, groups))
+            due = _Due(self._transfers.now(), at, first, count, source, groups)
+            self._due[source].append(due)
 
     def run(self) -> None:
-        """What has waited long enough goes down. Cost: that."""
-        now, due = self._transfers.now(), self._due
-        again: list[_Due] = []  # what a full queue refused
-        while due and self._limits.demote_after.over(due[0].since, now):
-            item = due.popleft()
-            if not self._send(item):
-                again.append(item)
-        due.extendleft(reversed(again))
+        """What has waited long enough goes down, the oldest first, as long as the queue of the tier
+        below takes it: what that refuses it refuses all behind it. Cost: what goes.
+        """
+        now = self._transfers.now()
+        for due in self._due:
+            while due and self._limits.demote_after.over(due[0].since, now):
+                item = due.popleft()
+                if not self._send(item):
+                    due.appendleft(item)
+                    break
 
     def _send(self, item: _Due) -> bool:
         """Starts the copies of what is still there and dirty; False where a queue is full."""
