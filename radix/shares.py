@@ -153,10 +153,11 @@ class Shares:
         self._bounds: dict[int, _Bounds] = {}
         self._evicted: dict[int, list[int]] = {}  # by column, when the number was given
         self._told: dict[int, _Told] = {}
-        self._floors: list[int] = []  # tenants that have one
+        self._floors: set[int] = set()  # tenants that have one
         self._stats = ffi.new("rdx_tenant_stats *")
         self._head = ffi.new("rdx_tenant_head *")
         self._freed = ffi.new("uint32_t *")
+        self._withheld = ffi.new("uint64_t *")
         self.fronts = tuple(CountedSlots(tier, number, self) for number, tier in enumerate(tiers))
 
     # ------------------------------------------------------------ terms
@@ -216,8 +217,9 @@ class Shares:
         weight = round(terms.weight / LEAST_WEIGHT)
         raise_status(lib.rdx_tenant_set(self.tree.native, number, weight, floor))
         self._bounds[number] = _Bounds(quota, floor)
-        kept = [each for each in self._floors if each != number]
-        self._floors = [*kept, number] if any(floor) else kept
+        self._floors.discard(number)
+        if any(floor):
+            self._floors.add(number)
 
     # ------------------------------------------------------------ roots
     def assign(self, root: int, canonical: bytes) -> None:
@@ -256,7 +258,7 @@ class Shares:
         if all(not self._of_column(number, column).reserved for column in range(len(self._pools))):
             del self._numbers[name], self._count[number], self._bounds[number]
             del self._evicted[number], self._told[number]
-            self._floors = [each for each in self._floors if each != number]
+            self._floors.discard(number)
             self._known[number] = ""
             self._free.append(number)
 
@@ -305,15 +307,12 @@ class Shares:
         return nbytes // self._sizes[column]
 
     def withheld(self, number: int, column: int) -> int:
-        """Blocks of a column that floors keep from a tenant. Cost: the tenants that have floors."""
-        kept = 0
-        for other in self._floors if number != ANYBODY else ():
-            if other != number:
-                own = self._of_column(other, column)
-                may_go = int(own.resident) - int(own.protected_blocks)
-                left = max(0, int(own.pool_bytes) - self._bounds[other].floor[column])
-                kept += may_go - min(may_go, left // self._sizes[column])
-        return kept
+        """Blocks of a column that floors keep from a tenant. Cost: the tenants, in C."""
+        if number == ANYBODY or not self._floors:
+            return 0
+        found = self._withheld
+        raise_status(lib.rdx_tenant_withheld(self.tree.native, number, column, found))
+        return int(found[0])
 
     def take(self, number: int, column: int, count: int) -> None:
         """So many slots are wanted for a tenant, or not any more: they count as its own."""
@@ -467,7 +466,9 @@ class CountedSlots(FrontTier):
             return
         owners[known] = _UNSET
         column = self._shares.tree.column(group, self.number)
-        for tenant, count in enumerate(np.bincount(whose[whose != _UNSET]).tolist()):
+        counts = np.bincount(whose[whose != _UNSET])
+        for tenant in np.flatnonzero(counts).tolist():  # of those that there are a few
+            count = int(counts[tenant])
             self._shares.take(tenant, column, -count)
 
     def commit(self, group: int, slots: Slots) -> None:

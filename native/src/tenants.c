@@ -404,6 +404,24 @@ int rdx_tenant_get_stats(const rdx_tree *t, uint32_t tenant, uint32_t column,
     return RDX_OK;
 }
 
+int rdx_tenant_withheld(const rdx_tree *t, uint32_t tenant, uint32_t column, uint64_t *blocks) {
+    *blocks = 0;
+    if (!t->tenants || tenant >= t->tenants->known || column >= t->columns) {
+        return RDX_EARG;
+    }
+    for (uint32_t other = 0; other < t->tenants->known; other++) {
+        const account *a = account_at(t, other, column);
+        if (!a->floor || other == tenant) {
+            continue;
+        }
+        uint64_t used = *used_at(t, other, column);
+        uint64_t above = used > a->floor ? (used - a->floor) / t->tenants->unit[column] : 0;
+        uint64_t may_go = a->resident - a->shielded;
+        *blocks += may_go - (above < may_go ? above : may_go);
+    }
+    return RDX_OK;
+}
+
 /* ---------------------------------------------------------------- eviction for somebody */
 static bool fits(const rdx_tree *t, uint32_t column, uint32_t tenant, uint32_t how) {
     bool named = tenant != RDX_ANYBODY;

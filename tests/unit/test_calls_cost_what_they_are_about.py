@@ -9,42 +9,19 @@ calls of Python functions, which no other process disturbs.
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from radix import FlatStore, Group, Layout, Ownership, PrefixCache, Retention
 from radix.events import KeysDone
+from tests.counting import calls_of
 from tests.ticktier import TickTier
 from tiers.host import AdoptedTier
 from tiers.index import IndexTier
 
 PAGE = 4
 KEY_BYTES = 8
-
-
-def _calls(work: Callable[[], object]) -> int:
-    """Python functions that it calls, and turns of generators."""
-    count = 0
-
-    def seen(frame: FrameType, what: str, argument: object) -> None:
-        nonlocal count
-        count += what == "call"
-
-    gc.collect()
-    gc.disable()  # what others left behind may be told of its end
-    sys.setprofile(seen)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
 
 
 def _keys(first: int, end: int) -> npt.NDArray[np.generic]:
@@ -72,13 +49,13 @@ def _flat(loads: int) -> tuple[FlatStore, TickTier, list[int]]:
 def _flat_calls(loads: int) -> dict[str, int]:
     store, below, jobs = _flat(loads)
     with store:
-        counts = {"poll, nothing ended": _calls(store.poll)}
+        counts = {"poll, nothing ended": calls_of(store.poll)}
         row = np.array([2 * loads + 1], np.int32)
-        counts["load"] = _calls(lambda: store.load(_keys(loads, loads + 1), row))
+        counts["load"] = calls_of(lambda: store.load(_keys(loads, loads + 1), row))
         store.poll()
         below.pace, below.held = 1.0, {*jobs[1:], *(t.job for t, *_ in below._waiting)}
         below.held.discard(jobs[0])
-        counts["poll, one ended"] = _calls(store.poll)
+        counts["poll, one ended"] = calls_of(store.poll)
         store.check()
         below.held.clear()
         done = [event for event in store.flush() if isinstance(event, KeysDone)]
@@ -101,13 +78,13 @@ def _running_calls(requests: int) -> dict[str, int]:
     ) as cache:
         others = [cache.admit(_prompt(at, 3)) for at in range(requests)]
         cache.poll()
-        counts = {"poll, nothing is due": _calls(cache.poll)}
+        counts = {"poll, nothing is due": calls_of(cache.poll)}
         one = []
-        counts["admit"] = _calls(lambda: one.append(cache.admit(_prompt(requests, 3))))
-        counts["computed"] = _calls(lambda: one[0].computed(3 * PAGE))
-        counts["poll, one has computed"] = _calls(cache.poll)
-        counts["finish"] = _calls(one[0].finish)
-        counts["poll, one has ended"] = _calls(cache.poll)
+        counts["admit"] = calls_of(lambda: one.append(cache.admit(_prompt(requests, 3))))
+        counts["computed"] = calls_of(lambda: one[0].computed(3 * PAGE))
+        counts["poll, one has computed"] = calls_of(cache.poll)
+        counts["finish"] = calls_of(one[0].finish)
+        counts["poll, one has ended"] = calls_of(cache.poll)
         cache.check()
         for other in others:
             other.finish()
@@ -134,14 +111,14 @@ def _loading_calls(requests: int) -> dict[str, int]:
         cache.poll()
         jobs = [transfer.job for transfer, *_ in below._waiting]
         assert len(jobs) == requests
-        counts = {"poll, nothing ended": _calls(cache.poll)}
+        counts = {"poll, nothing ended": calls_of(cache.poll)}
         one = []
-        counts["admit"] = _calls(lambda: one.append(cache.admit(_prompt(requests, 3))))
+        counts["admit"] = calls_of(lambda: one.append(cache.admit(_prompt(requests, 3))))
         cache.poll()
         below.pace = 1.0
         below.held = {*(t.job for t, *_ in below._waiting)} - {jobs[0]}
-        counts["poll, one ended"] = _calls(cache.poll)
-        counts["abort"] = _calls(one[0].abort)
+        counts["poll, one ended"] = calls_of(cache.poll)
+        counts["abort"] = calls_of(one[0].abort)
         cache.check()
         below.held.clear()
         cache.flush()
@@ -198,10 +175,10 @@ def _kept_calls(keeps: int) -> dict[str, int]:
                 request.computed(2 * PAGE)
         cache.poll()
         held = [cache.keep(_prompt(at, 2), seconds=1000.0 + at) for at in range(keeps)]
-        counts = {"poll, none is over": _calls(cache.poll)}
-        counts["keep"] = _calls(lambda: held.append(cache.keep(_prompt(keeps, 2), steps=3)))
+        counts = {"poll, none is over": calls_of(cache.poll)}
+        counts["keep"] = calls_of(lambda: held.append(cache.keep(_prompt(keeps, 2), steps=3)))
         cache.passed(3)
-        counts["poll, one is over"] = _calls(cache.poll)
+        counts["poll, one is over"] = calls_of(cache.poll)
         assert [keep.held for keep in held] == [True] * keeps + [False]
     return counts
 
