@@ -23,10 +23,10 @@ from radix.service.context import (
     opened_of,
     positions_in,
 )
-from radix.service.hosting import Settling
 from radix.service.protocol import DURABLE, POSITIONS, Frame, Op, ProtocolError, Status, numbers_in
 from radix.service.refusing import refuse
 from radix.service.session import Opened, Session, Staging, Writing
+from radix.service.settling import Settling
 from radix.tier import Keys
 from radix.tree import NO_SLOT
 from tiers.slab import stride_bytes

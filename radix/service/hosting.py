@@ -18,12 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from radix.errors import ClosedError, TierError, UnsupportedError
 from radix.events import BlocksRemoved, BlocksStored, Event, KeysDone
 from radix.groups import Group
-from radix.keys import Namespace
 from radix.keysets import FlatLease, Mask
 from radix.options import OptionError
 from radix.policy.limits import Limits, Patience
@@ -32,9 +29,10 @@ from radix.service.config import ServiceConfig
 from radix.service.opening import Signature
 from radix.service.protocol import ProtocolError, Status
 from radix.service.remote import StoreRemote
+from radix.service.settling import Settling, Settlings
 from radix.store import FlatStore
 from radix.tenants import Tenants
-from radix.tier import Keys, Tier
+from radix.tier import Tier
 from tiers.disk import DiskTier
 from tiers.host import HostTier
 from tiers.index import IndexTier
@@ -46,17 +44,6 @@ MOST_EVENTS = 65536
 _LEAST_DISK_BYTES = 8 << 20
 _LOAD_NS = 60 * 10**9  # after which a load is given up: who waits for it goes on without
 _FETCH_S = 75.0  # and who was told nothing even then
-
-
-@dataclass(slots=True)
-class Settling:
-    """Keys whose copy below somebody waits for: told once each has it, or will not."""
-
-    keys: Keys
-    group: int
-    namespace: Namespace
-    tell: Callable[[Mask], None]
-    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +126,7 @@ class Hosted:
         self.keeps: dict[int, Kept] = {}
         self._kept: dict[str, tuple[int, int]] = {}  # by account: KEEPs, and keys in them
         self._pending: dict[int, tuple[float, Callable[[Mask | None], None]]] = {}
-        self._settling: list[Settling] = []
+        self._settlings = Settlings(self.flat, self.lasting)
         self._resetting: list[Resetting] = []
         self._idle: list[tuple[float, Callable[[], None]]] = []
 
@@ -161,8 +148,7 @@ class Hosted:
 
     def settled(self, waits: Settling) -> None:
         """Its ``tell`` is called once every key is durable, or will not be, at once if so now."""
-        if not self._is_settled(waits):
-            self._settling.append(waits)
+        self._settlings.add(waits)
 
     def when_idle(self, tell: Callable[[], None]) -> None:
         """``tell`` is called once nothing is under way and what was stored is durable; for what is
@@ -203,7 +189,7 @@ class Hosted:
         """Whether ``run`` has something to see to."""
         if self.closed:
             return False
-        waited = self._pending or self._settling or self._idle
+        waited = self._pending or self._settlings or self._idle
         return (
             bool(waited)
             or not self.flat.transfers.idle()
@@ -223,8 +209,7 @@ class Hosted:
             _, tell = self._pending.pop(number, (0.0, None))
             if tell is not None:
                 tell(None)
-        if self._settling:
-            self._settling = [each for each in self._settling if not self._is_settled(each)]
+        self._settlings.run(now)
         if self._idle:
             self._tell_idle(now)
 
@@ -254,19 +239,8 @@ class Hosted:
         elif isinstance(event, BlocksStored | BlocksRemoved):
             self.events.append((self.told, event))
             self.told += 1
-
-    def _is_settled(self, waits: Settling) -> bool:
-        flat, group = self.flat, waits.group
-        tier = self.lasting
-        below = flat.slots(waits.keys, group, tier=tier, namespace=waits.namespace) >= 0
-        if not below.all():
-            root = flat.root_of(waits.namespace)
-            coming = flat.transfers.landing(root, group, tier, waits.keys)
-            under_way = bool((coming & ~below).any()) or flat.transfers.sinking(tier)
-            if under_way and time.monotonic() < waits.until:
-                return False
-        waits.tell(below)
-        return True
+            if isinstance(event, BlocksStored):
+                self._settlings.came(event)
 
     def kept(self, account: str) -> tuple[int, int]:
         """KEEPs of an account, and the keys in them."""
@@ -309,10 +283,7 @@ class Hosted:
         self.make_durable()
         for event in self.flat.poll():
             self._tell(event)
-        for waits in self._settling:
-            if not self._is_settled(waits):
-                waits.tell(np.zeros(len(waits.keys), np.bool_))
-        self._settling.clear()
+        self._settlings.close()
         self.flat.close()
 
     def _sink(self, deepest: int, until: float | None) -> None:
