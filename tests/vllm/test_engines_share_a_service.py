@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.v1.kv_offload.tiering.base import JobResult
 
+from radix.engines.vllm import service_tier
+from tests.counting import memory_of
 from tests.service.rig import Service
 from tests.vllm.models import LLAMA
 from tests.vllm.rig import Engine, prompt
@@ -62,6 +65,25 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield running
         if running.process.poll() is None:
             running.check()
+
+
+def test_an_answer_costs_nothing_for_all_that_are_believed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: with more than 65,536 answers, those of one long context, each further one copied
+    them all, 12 ms under the lock that the scheduler's lookups take.
+    """
+    monkeypatch.setattr(service_tier, "_KNOWN_S", {True: 1e9, False: 1e9})
+    with ServedHost(service) as host:
+        host.tier._learn({key(number): True for number in range(70_000)})
+        costs = [memory_of(partial(host.tier._learn, {key(at, 1): True})) for at in range(8)]
+        assert sorted(costs)[4] < 100_000, costs
+        assert host.lookup(key(69_999), key(7, 1)) == "HH"
+        for number, (there, _) in list(host.tier._known.items()):
+            host.tier._known[number] = there, 0.0
+        host.tier._learn({key(number, 2): True for number in range(80_000)})
+        host.tier._learn({key(1, 1): True})
+        assert len(host.tier._known) == 80_001, "what is believed no more goes"
 
 
 def test_what_one_engine_stored_another_loads(service: Service) -> None:

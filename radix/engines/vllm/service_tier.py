@@ -83,6 +83,7 @@ class RadixServiceTier(SecondaryTierManager):  # type: ignore[misc]  # no types 
         self._asked: dict[bytes, tuple[Namespace, bytes]] = {}  # keys that nobody asked for yet
         self._asking = False
         self._known: dict[bytes, tuple[bool, float]] = {}
+        self._sweep_at = _MOST_KNOWN
         self._finished: deque[JobResult] = deque()
         self._running: set[Any] = set()
         self.counts: Counter[str] = Counter()
@@ -150,8 +151,9 @@ class RadixServiceTier(SecondaryTierManager):  # type: ignore[misc]  # no types 
     def _learn(self, there: dict[bytes, bool]) -> None:
         now = time.monotonic()
         with self._lock:
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > self._sweep_at:  # its cost is spread over as many new ones
                 self._known = {k: v for k, v in self._known.items() if v[1] > now}
+                self._sweep_at = max(_MOST_KNOWN, 2 * len(self._known))
             for key, found in there.items():
                 self._known[key] = found, now + _KNOWN_S[found]
 
