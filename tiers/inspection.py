@@ -133,7 +133,12 @@ class DiskReader:
         self.version = int(json.loads((directory / "format").read_text())["version"])
         self.owner = owner_of(directory)
         if self.owner is None:  # an owner looked when it opened it, and changes it all the while
-            check_index(directory)
+            try:
+                check_index(directory)
+            except TierUnavailableError:
+                self.owner = owner_of(directory)  # since then: what was read is of two moments
+                if self.owner is None:
+                    raise
         self._env: Any = self._open()
         try:
             self._look()

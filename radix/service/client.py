@@ -192,7 +192,8 @@ class Client(Connected):
     def commit(self, room: Room, good: object = None, *, durable: bool = True) -> Mask:
         """The room is written: which of all its keys are kept, those that were there or are coming
         among them. ``good``: which were written right; ``durable``: returns once they are on the
-        service's disk, if it has one. ``LeaseError`` if it ended before.
+        service's disk, if it has one, and keys that are not and are not on their way there are not
+        kept, whoever brings them. ``LeaseError`` if it ended before.
         """
         return self._run(self.does.commit(room, good, durable))
 
@@ -211,8 +212,9 @@ class Client(Connected):
         durable: bool = True,
         timeout_s: float = WRITE_TIMEOUT_S,
     ) -> Mask:
-        """Brings blocks, (n, block_bytes) uint8; which of the keys are kept. False for all that
-        found no room, or while the service is gone or takes longer. Cost: the bytes.
+        """Brings blocks, (n, block_bytes) uint8; which of the keys are kept, ``durable`` as of
+        ``commit``. False for all that found no room, or while the service is gone or takes longer.
+        Cost: the bytes.
         """
         return self._run(
             self.does.write(keys, blocks, group, Terms(namespace, positions, durable, timeout_s))

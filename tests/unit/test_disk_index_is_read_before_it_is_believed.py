@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -267,3 +268,45 @@ def test_people_who_look_at_a_damaged_index_are_told(tmp_path: Path) -> None:
     with pytest.raises(TierUnavailableError, match=r"its index cannot be read: .* beyond the end"):
         purge_disk([tmp_path / "d"], lambda canonical: True)
     assert path.read_bytes() == data[: 2 * PAGE]
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from radix.groups import Group
+from tests.crash.diskrig import BLOCK_BYTES, DiskRig
+
+with DiskRig(Path(sys.argv[1]), groups=(Group.full("kv", BLOCK_BYTES),)):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_an_owner_that_starts_while_somebody_looks_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``inspect`` called a sound index damaged: it looked for an owner, saw none, and read pages
+    while one that had just started wrote to them.
+    """
+    with DiskRig(tmp_path / "d", groups=(Group.full("kv", BLOCK_BYTES),)) as rig:
+        rig.store(range(8))
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "d")]
+    owners: list[subprocess.Popen[str]] = []
+
+    def torn(path: Path) -> str:
+        if not owners:
+            pipe = subprocess.PIPE
+            owners.append(subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True))
+            assert owners[0].stdout is not None and owners[0].stdout.readline() == "open\n"
+        return "a page is another one"
+
+    monkeypatch.setattr("tiers.inspection.damage_of", torn)
+    try:
+        with closing(DiskReader(tmp_path / "d")) as reader:
+            assert reader.owner is not None and reader.entries() == 8
+    finally:
+        for owner in owners:
+            owner.communicate()
+    assert [owner.returncode for owner in owners] == [0]
+    with pytest.raises(TierUnavailableError, match="a page is another one"):
+        DiskReader(tmp_path / "d")
