@@ -52,13 +52,21 @@ def reserve(context: Context, session: Session, frame: Frame) -> None:
     taken = opened.hosted.flat.reserve(keys, group, namespace=opened.namespace, positions=positions)
     stride = stride_bytes(opened.hosted.flat.groups[group].block_bytes)
     nbytes = stride * len(taken)
+    others, most = keys[~taken.granted].copy(), context.config.limits.max_leases
+    known = session.other_keys + len(others)  # which no pool bounds; those of one its frame does
+    if session.other_keys and len(others) and known > most:
+        opened.hosted.flat.abort(taken)
+        raise ProtocolError(
+            f"the reservations of this connection would name {known} keys that are there or "
+            f"coming, at most {most}",
+            *(Status.LIMIT, frame.request),
+        )
     first = session.staging.take(nbytes)
     if first is None:
         opened.hosted.flat.abort(taken)
         _no_staging(session.staging, nbytes, frame)
     number = next(context.numbers)
-    others = keys[~taken.granted].copy()
-    session.writing[number] = Writing(opened, taken, others, first or 0, nbytes)
+    session.begin_writing(number, Writing(opened, taken, others, first or 0, nbytes))
     offsets = np.full(len(keys), COMING, np.int64)
     offsets[taken.there] = THERE
     offsets[taken.granted] = (first or 0) + stride * np.arange(len(taken), dtype=np.int64)

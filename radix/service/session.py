@@ -164,6 +164,7 @@ class Session:
         self.leases: dict[int, Holding] = {}
         self.leased_keys = 0
         self.writing: dict[int, Writing] = {}
+        self.other_keys = 0  # that those remember beside their own
         self.staging: Staging | None = None
         self.again = False  # what was read waits, and the socket need not be asked
         self.quick: tuple[int, Opened] | None = None  # the store of the last LOOKUP
@@ -288,9 +289,15 @@ class Session:
         holding.lease.release()
         return True
 
+    def begin_writing(self, number: int, writing: Writing) -> None:
+        """Enters a reservation under a number that nothing else has."""
+        self.writing[number] = writing
+        self.other_keys += len(writing.others)
+
     def end_writing(self, number: int) -> None:
         """A reservation ended: its staging memory is free."""
         writing = self.writing.pop(number)
+        self.other_keys -= len(writing.others)
         if self.staging is not None and writing.nbytes:  # else its place is another's
             self.staging.give(writing.first)
 

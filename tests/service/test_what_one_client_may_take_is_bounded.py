@@ -110,6 +110,28 @@ def test_staging_memory_is_a_clients_own_and_bounded(tmp_path: Path) -> None:
         service.check()
 
 
+def test_what_reservations_remember_of_others_is_bounded(tmp_path: Path) -> None:
+    """Fault: a client took memory of the service that nothing bounded. Mechanism: a reservation
+    keeps the keys that it was not granted, to tell when they are durable, and 65,536 reservations
+    of keys that are there cost neither pool nor staging memory. One alone is bounded by its frame.
+    """
+    with Service(tmp_path, **{"limits.max_leases": "20"}) as service, service.client() as client:
+        keys, new = keys_of(names_of(24)), keys_of(["new"])
+        client.write(keys, contents(names_of(24)))
+        rooms = [client.reserve(keys[:8]), client.reserve(keys[:12])]
+        for refused in (keys[:1], [*keys[:1], *new]):
+            with pytest.raises(ServiceLimitError, match="would name 21 keys that are there"):
+                client.reserve(refused)
+        assert client.stat()["writing"] == 2
+        client.abort(client.reserve(new))  # which the refused one has not kept from others
+        client.commit(rooms[0])
+        client.abort(client.reserve(keys[:8]))
+        client.abort(rooms[1])
+        assert client.reserve(keys).there.all()
+        client.abort(client.reserve(new))
+        service.check()
+
+
 def test_namespaces_of_a_connection_are_bounded_far_above_what_engines_use(tmp_path: Path) -> None:
     with Service(tmp_path) as service, service.client() as client:
         for number in range(400):  # one a user, say
