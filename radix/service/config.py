@@ -56,10 +56,10 @@ class ServiceLimits:
 
     ``max_frame_bytes``: header and payload; ``max_pipeline``: requests of a connection that are not
     answered; ``max_leases``: keys that a connection pins, and as many that its reservations name
-    beside those they bring; ``staging_bytes``: room of its reservations; ``keep_most_s``: the longest KEEP. ``handshake_s``: from connecting to a good
-    HELLO; ``slow_s``: a frame begun, or an answer not taken; ``idle_s``: nothing asked (0: for
-    ever); ``drain_s``: from SIGTERM until connections are cut; ``remote_s``: for an answer of the
-    remote tier's backend.
+    beside those they bring; ``staging_bytes``: room of its reservations; ``keep_most_s``: the
+    longest KEEP. ``handshake_s``: from connecting to a good HELLO; ``slow_s``: a frame begun, or an
+    answer not taken; ``idle_s``: nothing asked (0: for ever); ``drain_s``: from SIGTERM until
+    connections are cut; ``remote_s``: for an answer of the remote tier's backend.
     """
 
     max_frame_bytes: int
