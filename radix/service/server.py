@@ -216,7 +216,7 @@ class Server:
         wait_s = 0.0 if self._paused and self._hurried() else _BUSY_S if active else _CALM_S
         for descriptor, mask in self._poll.poll(wait_s):
             self._ready(descriptor, mask)
-        for session in list(self._paused):
+        for session in [each for each in self._paused if self._takes(each)]:
             self._serve(session)
         self._flush_all()
         for store in list(active):
