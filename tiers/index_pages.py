@@ -81,7 +81,7 @@ class _Table:
     @classmethod
     def of(cls, name: bytes, raw: bytes, *, plain: bool) -> _Table:
         fields = np.frombuffer(raw, _TABLE)[0]
-        if plain and fields["flags"]:
+        if (plain or not name) and fields["flags"]:  # those of the free list say other things
             raise _DamageError(f"table {name!r} is of another kind")
         root = int(fields["root"])
         return cls(name, root, int(fields["depth"]), int(fields["entries"]), plain)

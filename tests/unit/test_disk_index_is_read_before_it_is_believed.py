@@ -215,6 +215,25 @@ def test_a_last_page_beyond_the_map_starts_cold(
         assert rig.store(range(8)).good.all()
 
 
+@pytest.mark.parametrize("bit", [1, 2, 3])
+def test_a_main_table_of_another_kind_starts_cold(
+    tmp_path: Path, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of its flags refused the directory at every start: LMDB opened no table in it, with
+    MDB_INCOMPATIBLE, or looked for the names of tables in another order.
+    """
+    with DiskRig(tmp_path / "d") as rig:
+        rig.store(range(8))
+    path = tmp_path / "d" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    for meta in (0, PAGE):
+        data[meta + 92] ^= 1 << bit
+    path.write_bytes(data)
+    with DiskRig(tmp_path / "d") as rig:
+        assert rig.restored == [] and "table b'' is of another kind" in caplog.text
+        assert rig.store(range(8)).good.all()
+
+
 def test_blocks_in_the_index_cost_their_own_pages_and_not_the_whole_file_each_time(
     tmp_path: Path,
 ) -> None:
