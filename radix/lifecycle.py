@@ -62,6 +62,8 @@ class Fences:
 
     def __init__(self) -> None:
         self.step = -1
+        self._seen = -1  # the step at which all that waits for one was looked at
+        self._asked = 0  # of those that wait, how many have to be asked
         self._waiting: deque[tuple[Fence, Callable[[], None]]] = deque()
         self._error: Exception | None = None  # of the last fence that could not be asked
 
@@ -84,16 +86,20 @@ class Fences:
         """Runs ``action`` now if the fence has passed, else at the first ``run`` after it."""
         if self.holds(fence):
             self._waiting.append((fence, action))
+            self._asked += not isinstance(fence, int)
         else:
             action()
 
     def run(self) -> None:
-        """Runs what no longer waits, in the order it came. Cost: what waits.
+        """Runs what no longer waits, in the order it came. Cost: what waits; nothing where all of
+        it waits for steps and none has passed since.
 
         An action that raises costs the others nothing: they stay. What a query raises is raised
         once all that could be asked were.
         """
-        self._error = None
+        if not self._asked and self._seen == self.step:
+            return
+        self._error, step = None, self.step
         for _ in range(len(self._waiting)):
             fence, action = self._waiting[0]
             held = self.holds(fence)
@@ -101,7 +107,9 @@ class Fences:
             if held:
                 self._waiting.append((fence, action))
             else:
+                self._asked -= not isinstance(fence, int)
                 action()
+        self._seen = step
         if self._error is not None:
             error, self._error = self._error, None
             raise error

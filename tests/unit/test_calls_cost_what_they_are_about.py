@@ -97,6 +97,38 @@ def test_a_request_costs_its_own_pages_however_many_others_run() -> None:
     assert _running_calls(4) == _running_calls(300)
 
 
+def _fenced_calls(requests: int) -> dict[str, int]:
+    with PrefixCache(
+        [Group.full("kv", PAGE)], [IndexTier(4 * (requests + 2))], page_tokens=PAGE
+    ) as cache:
+        others = [cache.admit(_prompt(at, 3)) for at in range(requests)]
+        for other in others:
+            other.computed(3 * PAGE, fence=7)
+        cache.passed(6)
+        cache.poll()
+        counts = {"poll, no step has passed": calls_of(cache.poll)}
+        one = cache.admit(_prompt(requests, 3))
+        one.computed(3 * PAGE, fence=6)
+        assert cache.match(_prompt(requests, 3), leave=0)[0].hit_pages == 3
+        counts["poll after one of a step that has"] = calls_of(cache.poll)
+        assert not cache.match(_prompt(0, 3), leave=0)[0].hit_pages
+        cache.passed(7)
+        cache.poll()
+        assert cache.match(_prompt(0, 3), leave=0)[0].hit_pages == 3
+        for request in (one, *others):
+            request.finish(fence=8)
+        cache.poll()
+        cache.passed(8)
+        cache.poll()
+        cache.check()
+    return counts
+
+
+def test_what_waits_for_a_step_costs_a_poll_nothing_until_it_has_passed() -> None:
+    """The fault: each poll asked every fence, though no step had passed since it asked them all."""
+    assert _fenced_calls(4) == _fenced_calls(300)
+
+
 def _loading_calls(requests: int) -> dict[str, int]:
     below = TickTier(4 * (requests + 2), "below")
     device = TickTier(4 * (requests + 2), "device")
