@@ -433,7 +433,7 @@ class Requests:
                 if hop in unsettled and not unsettled[hop].rests:
                     self._look_at(unsettled[hop], moved=moved)
         except BaseException:
-            self._moved = moved  # those behind it go on at the next poll
+            self._moved = self._moved or moved  # those behind it go on at the next poll
             raise
 
     def _look_at(self, work: Work, *, moved: bool) -> None:

@@ -223,7 +223,11 @@ class Waiting:
         refused: list[tuple[Waiter, NeverFitsError]] = []
         short: CapacityError | TierError | None = None
         failed, first = 0, self._lacking()
-        self._queue = [one for one in self._queue if one.request is None or not _ended(one)]
+        self._queue = [  # but those that the engine ended before their resumption
+            one
+            for one in self._queue
+            if one.request is None or one.request.state is RequestState.PREEMPTED
+        ]
         for waiter in self.queue():
             oldest = self._queue[0]
             if failed >= self.tries or (waiter is not oldest and oldest.bypassed >= self.bypass):
@@ -390,8 +394,3 @@ def _age(waiter: Waiter) -> int:
 
 def _live(waiter: Waiter) -> bool:
     return waiter.request is not None and waiter.request.state in LIVE
-
-
-def _ended(waiter: Waiter) -> bool:
-    """Whether the engine ended what waits for its resumption."""
-    return waiter.request is not None and waiter.request.state is not RequestState.PREEMPTED

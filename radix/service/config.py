@@ -292,7 +292,14 @@ OPTIONS: tuple[Option, ...] = (
         *("max_pipeline", "limits", "1024", "N", "requests a client may have unanswered"),
         _count_from(1),
     ),
-    Option("max_leases", "limits", "1048576", "N", "keys that a client may pin", _count_from(1)),
+    Option(
+        "max_leases",
+        "limits",
+        "1048576",
+        "N",
+        "keys that a client may pin, or name in reservations",
+        _count_from(1),
+    ),
     Option(
         *("staging_bytes", "limits", "256MiB", "SIZE", "room for what a client is writing"),
         bytes_from(64 * KIB),

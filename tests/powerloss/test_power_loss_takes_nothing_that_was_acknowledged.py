@@ -33,12 +33,13 @@ def _assert_right(outcome: Outcome, place: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 6])
 def test_every_state_serves_what_was_acknowledged(shim: Path, tmp_path: Path, seed: int) -> None:
-    plan = Plan(generations=2, steps=20, effort=QUICK, parts=1)
+    plan = Plan(generations=2, steps=30, effort=QUICK, parts=1)
     outcome = run_seed(seed, plan, shim, tmp_path)
     _assert_right(outcome, tmp_path)
     assert outcome.counts["states"] > 50, f"seed {seed}: {outcome.counts}"
-    # how many depends on what a busy machine lets the threads write between two syncs
-    assert outcome.counts["torn"] > 2, f"seed {seed}: {outcome.counts}"
+    # how many depends on what the machine lets the threads write between two syncs: a third as many
+    # on a busy one, so that there are steps enough for that
+    assert outcome.counts["torn"] > 10, f"seed {seed}: {outcome.counts}"
 
 
 @pytest.mark.long

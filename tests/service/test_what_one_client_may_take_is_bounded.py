@@ -26,6 +26,17 @@ def names_of(count: int, word: str = "") -> list[object]:
     return [f"{word}{n}" for n in range(count)]
 
 
+def _two_tenants(folder: Path, **terms: object) -> dict[str, Any]:
+    """Of one domain, each with a secret of its own in a file."""
+    tenants: dict[str, Any] = {}
+    for name in ("chats", "batch"):
+        file = folder / name
+        file.write_text(f"the secret of {name}")
+        file.chmod(0o600)
+        tenants[name] = {"domain": "acme", "secret_file": str(file), **terms}
+    return tenants
+
+
 def test_a_keep_is_bounded_in_time_and_all_of_them_in_room(tmp_path: Path) -> None:
     with Service(tmp_path, host_bytes="1MiB", **{"limits.keep_most_s": "60"}) as service:
         with service.client() as client, service.client() as other:
@@ -44,12 +55,7 @@ def test_a_keep_is_bounded_in_time_and_all_of_them_in_room(tmp_path: Path) -> No
 
 
 def test_keeps_of_one_account_are_not_in_the_way_of_another(tmp_path: Path) -> None:
-    tenants: dict[str, Any] = {}
-    for name in ("chats", "batch"):
-        file = tmp_path / name
-        file.write_text(f"the secret of {name}")
-        file.chmod(0o600)
-        tenants[name] = {"domain": "acme", "own_blocks": True, "secret_file": str(file)}
+    tenants = _two_tenants(tmp_path, own_blocks=True)
     told = {"listen": "127.0.0.1:0", "host_bytes": "1MiB"}
     with Service(tmp_path, tenants, **told) as service:
         names = names_of(80)
@@ -66,12 +72,7 @@ def test_keeps_of_one_account_are_not_in_the_way_of_another(tmp_path: Path) -> N
 
 def test_a_keep_is_ended_by_its_own_tenant_alone(tmp_path: Path) -> None:
     """The fault: who gave the number of another tenant's KEEP ended it."""
-    tenants: dict[str, Any] = {}
-    for name in ("chats", "batch"):
-        file = tmp_path / name
-        file.write_text(f"the secret of {name}")
-        file.chmod(0o600)
-        tenants[name] = {"domain": "acme", "secret_file": str(file)}
+    tenants = _two_tenants(tmp_path)
     with Service(tmp_path, tenants, listen="127.0.0.1:0", host_bytes="1MiB") as service:
 
         def client_of(name: str) -> Client:

@@ -68,7 +68,7 @@ def test_zeroing_never_meets_a_block(tmp_path: Path) -> None:
 
 def test_a_full_tier_is_not_looked_through_at_every_poll(tmp_path: Path) -> None:
     """The fault: where every segment was lent, as in any tier that has filled up, each poll asked
-    every segment in Python for its owner: 16,384 at 1 TiB, four milliseconds of the engine's loop.
+    every segment in Python for its owner: 16,384 of them at 1 TiB, in the engine's loop.
     """
     asked = 0
 

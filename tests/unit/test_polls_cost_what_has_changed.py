@@ -83,7 +83,7 @@ def _ahead(prefetches: int, state: str) -> dict[str, int]:
 def test_a_prefetch_costs_others_nothing(state: str) -> None:
     """The fault: each poll, and each new prefetch, went through all of them, those that were done
     included, and each of 250 looked up where its pages lie and counted the loads of all to learn
-    that none may begin: 6 ms a poll.
+    that none may begin.
     """
     few, many = _ahead(6, state), _ahead(200, state)
     assert all(many[what] <= count + 5 for what, count in few.items()), (few, many)
@@ -116,7 +116,7 @@ def _due(blocks: int) -> int:
 
 def test_what_a_full_queue_refused_is_not_offered_again_in_each_poll() -> None:
     """The fault: all blocks that had waited long enough were leased and offered in each poll,
-    though the queue below had refused the first of them: 11 ms a poll with 250.
+    though the queue below had refused the first of them.
     """
     assert _due(4) == _due(200)
 
@@ -239,7 +239,7 @@ def _drafts(ahead: int) -> dict[str, int]:
 
 def test_drafts_cost_the_pages_that_they_reach_and_not_all_that_is_reserved() -> None:
     """The fault: a stage listed every page that was reserved for tokens to come, and its end made a
-    set of them: 2.4 ms a step with 6,000 pages. An accept copies the page tables, as bytes.
+    set of them. An accept copies the page tables, as bytes.
     """
     few, many = _drafts(8), _drafts(6000)
     assert many["stage"] < few["stage"] + 4096

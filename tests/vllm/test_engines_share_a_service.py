@@ -71,7 +71,7 @@ def test_an_answer_costs_nothing_for_all_that_are_believed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: with more than 65,536 answers, those of one long context, each further one copied
-    them all, 12 ms under the lock that the scheduler's lookups take.
+    them all, under the lock that the scheduler's lookups take.
     """
     monkeypatch.setattr(service_tier, "_KNOWN_S", {True: 1e9, False: 1e9})
     with ServedHost(service) as host:
